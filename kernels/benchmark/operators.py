@@ -25,8 +25,9 @@ from torch.nn.functional import logsigmoid, rms_norm, scaled_dot_product_attenti
 from kernels import forgetting_attention as forgetting
 from kernels import stick_breaking as stick
 from kernels.benchmark.channels import channels_attention
+from kernels.benchmark.flash4 import flash4_forgetting_attention, flash4_softmax
 from kernels.benchmark.flex import flex_forgetting_attention
-from kernels.benchmark.rows import BASELINE, GATE_IN_CHANNELS, ROPE_BASELINE
+from kernels.benchmark.rows import BASELINE, GATE_AS_BIAS, GATE_IN_CHANNELS, ROPE_BASELINE
 
 Attention = Callable[..., Tensor]
 Shape = tuple[int, int, int, int]
@@ -129,6 +130,7 @@ def providers() -> dict[str, Attention]:
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
 
         found["softmax flash-4"] = first(lambda q, k, v, _: flash_attn_func(q, k, v, causal=True))
+        found[GATE_AS_BIAS] = lambda q, k, v, gates: flash4_forgetting_attention(q, k, v, gates, flash4_softmax())
     except ImportError as error:
         print(f"not measured: FlashAttention-4 ({error})")
     try:

@@ -13,6 +13,8 @@ ROPE_BASELINE = "softmax cuDNN + RoPE"
 """Baseline of stick-breaking attention, which needs no positions."""
 GATE_IN_CHANNELS = "flash-2, gate in channels"
 """Softmax attention as it is, with the sums of the gates in further channels."""
+GATE_AS_BIAS = "flash-4, gate as score_mod"
+"""FlashAttention-4 with a bias of its scores, and a further channel for the gates' gradient."""
 MEMORY_LIMIT = "memory limit"
 """Time of reading keys and values once at the GPU's bandwidth, as its clock and bus give it."""
 # In the order of the bars: softmax attention in greys, the others in colours.
@@ -28,6 +30,7 @@ COLORS = {
     "fla, TileLang": "#56B4E9",
     "FlexAttention": "#CC79A7",
     GATE_IN_CHANNELS: "#8E6C8A",
+    GATE_AS_BIAS: "#4B3B47",
     "ours, deterministic": "#F6C69B",
     "ours": "#E69F00",
     "ours, pruned": "#D55E00",

@@ -13,12 +13,14 @@ import pandas as pd
 import pytest
 import torch
 import triton
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from kernels.benchmark import __main__ as command
 from kernels.benchmark import decode, operators, times
 from kernels.benchmark.__main__ import DRAWN, PACKAGES, TABLES, Kind, page, tables
 from kernels.benchmark.channels import channels_attention
+from kernels.benchmark.flash4 import flash4_forgetting_attention
 from kernels.benchmark.flex import flex_forgetting_attention
 from kernels.benchmark.rows import (
     BASELINE,
@@ -255,3 +257,24 @@ def test_a_machine_without_a_gpu_is_told_so(monkeypatch, capsys, tmp_path):
         assert capsys.readouterr().err == (
             "error: all but tiles is measured on a GPU, and torch sees none; --show prints what is stored\n"
         )
+
+
+@pytest.mark.parametrize("gates", ["local", "global"])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_a_bias_without_a_gradient_and_a_channel_equal_the_oracle_in_values_and_gradients(gates, dtype, most):
+    """But for gates of 0, whose sums are infinite."""
+    case = make_case(gates, 1, 150, 150, 2, 2, 16, torch.float64)
+    case = case._replace(log_fgate=case.log_fgate.clamp(min=-5))
+    low = case._replace(**{name: getattr(case, name).to(dtype) for name in ("q", "k", "v")})
+
+    def softmax(q, k, v, sums_BHT, scale):
+        assert not sums_BHT.requires_grad and not k[..., 16:].any() and q.shape[-1] == k.shape[-1] == 24
+        bias = (sums_BHT[..., None] - sums_BHT[..., None, :]).to(q.dtype) + torch.full((150, 150), -torch.inf).triu(1).to(
+            q.dtype
+        )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).transpose(1, 2)
+
+    attention = partial(flash4_forgetting_attention, softmax=softmax)
+    for found, expected in zip(output_and_gradients(attention, low), output_and_gradients(attend, case), strict=True):
+        assert (found.double() - expected).norm() < most * expected.norm()
