@@ -41,6 +41,7 @@ SCHEMAS = {
     "decoding": KERNEL_TIMES,
     "mamba2_recurrence": KERNEL_TIMES,
     "short_convolution": KERNEL_TIMES,
+    "fla_model": KERNEL_TIMES,  # of a whole training step
     # Relative to the norm of each, by regime.
     "errors_by_regime": Schema(
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},

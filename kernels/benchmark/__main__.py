@@ -1,7 +1,8 @@
 """Measure the attention kernels on this GPU, or show what was measured: `python -m kernels.benchmark [MODE ...] [--show]`.
 
 Modes: `times` of all operators and their peers; `errors` of forgetting attention by regime, against float64; `decode`, times of
-one token over a cache; `tiles`, which share of the causal tiles each pruning rule leaves (needs no GPU)."""
+one token over a cache; `model`, training steps of flash-linear-attention's FoX with its attention and with ours; `tiles`, which
+share of the causal tiles each pruning rule leaves (needs no GPU)."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pandas as pd
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
-from kernels.benchmark.rows import LIMIT_S, PICTURES, decoding_table, draw, error_table, markdown, table
+from kernels.benchmark.rows import LIMIT_S, PICTURES, decoding_table, draw, error_table, markdown, model_table, table
 from results.atomic import write_atomic
 from results.measured import FOLDER, read
 
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from kernels.benchmark.operators import Operator
 
 Shape = tuple[int, int, int, int]
-Mode = Literal["times", "errors", "decode", "tiles"]
+Mode = Literal["times", "errors", "decode", "model", "tiles"]
 Kind = Literal["forgetting_attention", "stick_breaking", "mamba2_recurrence", "short_convolution"]
 PACKAGES = Path(__file__).parents[1]
-TABLES = {"errors_by_regime": error_table, "decoding": decoding_table}
+TABLES = {"errors_by_regime": error_table, "decoding": decoding_table, "fla_model": model_table}
 DRAWN = {
     "forgetting_attention": ("attention.png", "local to global", "forget gates from very local to global over the heads"),
     "stick_breaking": ("stick_breaking.png", "long", "logits N(-9, 1): nothing can be skipped"),
@@ -35,8 +36,9 @@ DRAWN = {
 class Options:
     """Measure attention against softmax attention."""
 
-    modes: Positional[tuple[Mode, ...]] = ("times", "errors", "decode")
-    """Times of the kernels, errors by regime, times of one token over a cache, share of tiles that pruning leaves."""
+    modes: Positional[tuple[Mode, ...]] = ("times", "errors", "decode", "model")
+    """Times of the kernels, errors by regime, times of one token over a cache, of a model's training step, share of tiles that
+    pruning leaves."""
     show: bool = False
     """Print and draw the stored rows; needs no GPU."""
     rows: Path = FOLDER
@@ -69,6 +71,7 @@ def measured(options: Options) -> None:
         raise ValueError("all but tiles is measured on a GPU, and torch sees none; --show prints what is stored")
     from kernels.benchmark.decode import measure_decoding
     from kernels.benchmark.errors import measure_errors
+    from kernels.benchmark.model import KIND, measure_model
     from kernels.benchmark.operators import tiles_left
     from kernels.benchmark.times import Row, keep, measure
 
@@ -81,6 +84,8 @@ def measured(options: Options) -> None:
         groups.append(("errors_by_regime", "errors by regime", measure_errors(options.only)))
     if "decode" in options.modes:
         groups.append(("decoding", "decoding", measure_decoding(options.shape, options.only, options.limit_s)))
+    if "model" in options.modes:
+        groups.append((KIND, "training steps of fla's FoX", measure_model(options.shape)))
     for number, (kind, label, rows) in enumerate(groups, 1):
         keep(kind, rows, f"{number} of {len(groups)}: {label}", options.code, options.rows)
     if "tiles" in options.modes:
@@ -91,7 +96,7 @@ def measured(options: Options) -> None:
 
 def show(options: Options) -> None:
     """Print a table for each mode whose rows are there, and draw the times. ValueError: none are there."""
-    kinds = {"times": options.operators, "errors": ("errors_by_regime",), "decode": ("decoding",)}
+    kinds = {"times": options.operators, "errors": ("errors_by_regime",), "decode": ("decoding",), "model": ("fla_model",)}
     asked = [kind for mode in options.modes for kind in kinds.get(mode, ())]
     there = {kind: read(kind, options.rows) for kind in asked if any((options.rows / kind).glob("*.parquet"))}
     if asked and not there:
@@ -121,10 +126,11 @@ def tables(measured: dict[str, pd.DataFrame]) -> str:
 
 def page(kind: str, measured: dict[str, pd.DataFrame]) -> str:
     """Return an operator's own page with the tables that it has a place for, from rows by kind: of training's times, in the
-    regimes that are drawn, and of decoding's."""
+    regimes that are drawn, of decoding's, and of a model's steps."""
     rows, text = measured[kind], (PACKAGES / kind / "README.md").read_text()
     shown = rows[(rows.operation == "forward+backward") & rows.gates.isin((DRAWN[kind][1], "short", "any"))]
-    for place, drawn in (("<!-- table -->", table(shown)), ("<!-- decoding -->", decoding_table(measured["decoding"]))):
+    decoded, steps = decoding_table(measured["decoding"]), model_table(measured["fla_model"])
+    for place, drawn in (("<!-- table -->", table(shown)), ("<!-- decoding -->", decoded), ("<!-- model -->", steps)):
         before, found, rest = text.partition(place)
         text = f"{before}{place}\n\n{drawn}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}" if found else text
     return text

@@ -105,6 +105,19 @@ def decoding_table(rows: pd.DataFrame) -> str:
     return f"{note}\n\n{markdown(('GPU', 'Triton', 'B, T, H, D', *names), lines)}"
 
 
+def model_table(rows: pd.DataFrame) -> str:
+    """Markdown: thousand tokens per second of training steps, newest rows, a column per backend, a line per place and shape."""
+    newest = rows.drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
+    names = list(dict.fromkeys(newest.provider))
+    lines: list[tuple[str, ...]] = []
+    for (gpu, triton, *shape), group in newest.groupby([*PLACE, *SHAPE]):
+        speeds = dict(zip(group.provider, group.batch * group.seq_len / group.ms_q50, strict=True))
+        cells = (f"{speeds[name]:.1f}" if name in speeds else "" for name in names)
+        lines.append((str(gpu), str(triton), ", ".join(map(str, shape)), *cells))
+    note = "Thousand tokens per second, forward and backward, bf16 autocast, 24 layers, fresh weights, newest rows."
+    return f"{note}\n\n{markdown(('GPU', 'Triton', 'B, T, H, D', *names), lines)}"
+
+
 def error_table(rows: pd.DataFrame) -> str:
     """Markdown: largest error relative to the norm over logits and head sizes, a line per place, gates and provider."""
     newest = rows.drop_duplicates([*PLACE, "provider", "head_dim", "logit", "gates"], keep="last")
