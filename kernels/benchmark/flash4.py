@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MORE = 8
-"""Channels more: the kernel takes multiples of eight."""
+MORE = {64: 32}
+"""Channels more by D, otherwise eight: the kernel takes multiples of eight, but in 4.0.0b36 its dQ is wrong, also without a bias,
+at 72 and 80."""
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""(q, k (B, T, H, D + 8), v (B, T, H, D), sums of log gates (B, H, T), scale) -> (B, T, H, D); the sums get no gradient."""
+"""(q, k (B, T, H, wider), v (B, T, H, D), sums of log gates (B, H, T), scale) -> (B, T, H, D); the sums get no gradient."""
 
 
 @functools.cache
@@ -56,5 +57,5 @@ def flash4_forgetting_attention(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tens
     given = sums_BTH.detach()
     wide_q = torch.cat([q, torch.full_like(q[..., :1], D**0.5)], -1)
     wide_k = torch.cat([k, (given - sums_BTH).to(k.dtype)[..., None]], -1)  # zero; its gradient is minus that of the sum
-    rest = (0, MORE - 1)
+    rest = (0, MORE.get(D, 8) - 1)
     return softmax(F.pad(wide_q, rest), F.pad(wide_k, rest), v, given.transpose(1, 2).contiguous(), D**-0.5)
