@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MORE = {64: 32}
-"""Channels more by D, otherwise eight: the kernel takes multiples of eight, but in 4.0.0b36 its dQ is wrong, also without a bias,
-at 72 and 80."""
+"""Channels more by D, otherwise eight: the kernel takes multiples of eight, but at 72 and 80 the dQ of 4.0.0b36 is wrong, also
+without a bias."""
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 """(q, k (B, T, H, wider), v (B, T, H, D), sums of log gates (B, H, T), scale) -> (B, T, H, D); the sums get no gradient."""
 

@@ -237,12 +237,13 @@ def test_a_limit_is_of_its_own_work_alone(tmp_path, monkeypatch):
 
 
 def test_a_page_keeps_what_stands_around_its_tables(monkeypatch, tmp_path):
-    text = "before <!-- table -->{} <!-- end --> between <!-- decoding -->{} <!-- end --> after\n"
+    text = "before <!-- table -->{} <!-- end --> between <!-- decoding -->{} <!-- end --> <!-- model -->{} <!-- end --> after\n"
     (tmp_path / "stick_breaking").mkdir()
-    (tmp_path / "stick_breaking" / "README.md").write_text(text.format(" old", " older"))
-    for name, value in (("PACKAGES", tmp_path), ("table", lambda rows: f"T{len(rows)}"), ("decoding_table", lambda rows: "D")):
+    (tmp_path / "stick_breaking" / "README.md").write_text(text.format(" old", " older", " oldest"))
+    drawers = {"table": lambda rows: f"T{len(rows)}", "decoding_table": lambda rows: "D", "model_table": lambda rows: "M"}
+    for name, value in (("PACKAGES", tmp_path), *drawers.items()):
         monkeypatch.setattr(command, name, value)
     drawn = command.DRAWN["stick_breaking"][1]
     rows = pd.DataFrame({"operation": ["forward", *["forward+backward"] * 4], "gates": [drawn, drawn, "short", "any", "else"]})
-    page = command.page("stick_breaking", {"stick_breaking": rows, "decoding": rows})
-    assert page.split() == text.format(" T3", " D").split()
+    page = command.page("stick_breaking", {"stick_breaking": rows, "decoding": rows, "fla_model": rows})
+    assert page.split() == text.format(" T3", " D", " M").split()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.benchmark import __main__ as command
-from kernels.benchmark import decode, errors, operators, times
+from kernels.benchmark import decode, errors, model, operators, times
 from kernels.benchmark.__main__ import Options
 from kernels.benchmark.rows import BASELINE, PASSES, decoding_table, draw, error_table, table
 
@@ -20,6 +20,7 @@ def asked(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(times, "measure", lambda operator, *given: ("times", operator.kind, *given))
     monkeypatch.setattr(errors, "measure_errors", lambda *given: ("errors", *given))
     monkeypatch.setattr(decode, "measure_decoding", lambda *given: ("decode", *given))
+    monkeypatch.setattr(model, "measure_model", lambda *given: ("model", *given))
     monkeypatch.setattr(times, "keep", lambda *given: calls.append(given))
     monkeypatch.setattr(operators, "tiles_left", lambda shape: (shape[0] / 10, shape[1] / 100))
     return calls
@@ -29,13 +30,14 @@ def test_all_is_measured_group_by_group(asked, capsys):
     given = Options(only=("ours",), limit_s=7, code="c", rows=Path("folder"))
     command.measured(given)
     shapes = [(kind, shape) for kind, operator in command.timed_operators().items() for shape in operator.shapes]
-    count = len(shapes) + 2
+    count = len(shapes) + 3
     wanted = [
         (kind, ("times", kind, shape, ("ours",), 7), f"{n} of {count}: {kind} {shape}")
         for n, (kind, shape) in enumerate(shapes, 1)
     ]
-    wanted += [("errors_by_regime", ("errors", ("ours",)), f"{count - 1} of {count}: errors by regime"),
-               ("decoding", ("decode", (), ("ours",), 7), f"{count} of {count}: decoding")]  # fmt: skip
+    wanted += [("errors_by_regime", ("errors", ("ours",)), f"{count - 2} of {count}: errors by regime"),
+               ("decoding", ("decode", (), ("ours",), 7), f"{count - 1} of {count}: decoding"),
+               ("fla_model", ("model", ()), f"{count} of {count}: training steps of fla's FoX")]  # fmt: skip
     assert asked == [(*each, "c", Path("folder")) for each in wanted] and not capsys.readouterr().out
 
 
@@ -68,13 +70,13 @@ ROW = {"gpu": "g", "triton": "3.6.0", "date": "d", "provider": BASELINE, "operat
 def test_what_is_shown_of_what_is_there(tmp_path, monkeypatch, capsys):
     """Modes that are asked for are shown; pages are written where all kinds are there."""
     drawn: list[tuple] = []
-    kinds = ("forgetting_attention", "stick_breaking", "errors_by_regime", "decoding")
+    kinds = ("forgetting_attention", "stick_breaking", "errors_by_regime", "decoding", "fla_model")
     monkeypatch.setattr(command, "read", lambda kind, folder: (kind, folder))
     monkeypatch.setattr(command, "draw", lambda *given: drawn.append(given))
     monkeypatch.setattr(command, "tables", lambda there: " ".join(there))
     with pytest.raises(ValueError, match="holds no measurements; measure first"):
         command.show(Options(rows=tmp_path))
-    for kind in kinds[:-1]:
+    for kind in kinds[:-2]:
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "a.parquet").write_bytes(b"")
     for modes, found in (
@@ -87,8 +89,10 @@ def test_what_is_shown_of_what_is_there(tmp_path, monkeypatch, capsys):
     command.show(Options(rows=tmp_path, modes=("times",), operators=("stick_breaking",)))
     assert capsys.readouterr().out.split() == ["stick_breaking"] and not (tmp_path / "README.md").exists()
     assert drawn[-1] == (("stick_breaking", tmp_path), tmp_path / "stick_breaking.png", *command.DRAWN["stick_breaking"][1:])
-    (tmp_path / "decoding").mkdir()
-    (tmp_path / "decoding" / "a.parquet").write_bytes(b"")
+    for kind in kinds[-2:]:
+        assert not (tmp_path / "README.md").exists()
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "a.parquet").write_bytes(b"")
     command.show(Options(rows=tmp_path))
     assert (tmp_path / "README.md").read_text().split() == list(kinds)
     command.show(Options(rows=tmp_path, modes=("tiles",)))

@@ -189,7 +189,7 @@ def test_how_the_command_goes(monkeypatch, capsys, words, error, did, code):
 
 def test_the_pages_of_packages_are_written_with_the_whole_of_the_suites_own_rows(monkeypatch, tmp_path):
     written = []
-    for kind in ("forgetting_attention", "stick_breaking", "errors_by_regime", "decoding"):
+    for kind in ("forgetting_attention", "stick_breaking", "errors_by_regime", "decoding", "fla_model"):
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "a.parquet").touch()
     for name in ("read", "draw", "tables"):
