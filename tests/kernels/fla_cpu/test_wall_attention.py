@@ -95,6 +95,28 @@ def test_flas_kernel_agrees_on_a_gpu(bias):
         assert error < 5e-3, f"{name}: relative error {error:.2e}"
 
 
+@pytest.mark.gpu
+def test_gate_gradients_of_channels_that_fade_are_more_than_noise():
+    """Where keys and queries are in 16 bits; what they round is left of a sum over all later tokens."""
+    from models.wall_attention.module import FLOOR, attend
+
+    torch.manual_seed(0)
+    length, channels = 1024, 32
+    q, k, v, do = (torch.randn(1, length, 1, channels, dtype=torch.float64).bfloat16() for _ in range(4))
+    bias = 3 + 3 * torch.randn(channels, dtype=torch.float64)
+    g = F.logsigmoid(bias + torch.randn(1, length, 1, channels, dtype=torch.float64)).clamp(min=FLOOR).float()
+    values = [x.cuda() for x in (3 * q, k, v, g)]
+
+    def gate_gradient(function, values):
+        leaves = [x.clone().requires_grad_() for x in values]
+        o = function(*leaves)
+        return torch.autograd.grad(o, leaves[3], do.to(o))[0].double()[0, :, 0]
+
+    expected = gate_gradient(lambda *x: wall_attention(*x)[0], [x.double() for x in values])
+    error = (gate_gradient(attend, values) - expected).norm(dim=0) / expected.norm(dim=0)
+    assert error[bias.argsort()][: channels // 4].median() < 0.05
+
+
 def test_bf16_inputs_are_summed_in_fp32():
     q, k, v, g = inputs(2.0)
     q, k, v = (x.bfloat16() for x in (q, k, v))
