@@ -36,7 +36,7 @@ COLORS = {
     "ours, pruned": "#D55E00",
     "ours, tightly pruned": "#8C3A00",
 }
-BAR_WIDTH, BOX = 0.11, {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+ALL_BARS, BOX = 0.94, {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 LIMIT_S = 240
 PASSES = ("forward", "forward+backward")
 SHAPE = ["batch", "seq_len", "num_heads", "head_dim"]
@@ -147,14 +147,16 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     operations = sorted(shown.operation.unique())
     shapes = sorted(set(shown[SHAPE].itertuples(index=False, name=None)), key=lambda shape: (shape[1], shape[3], shape))
     size = (10, 0.8 + 3 * len(operations))
+    there = [provider for provider in COLORS if provider in set(shown.provider)]
+    width = min(0.11, ALL_BARS / len(there))
     figure, axes = pyplot.subplots(len(operations), 1, figsize=size, squeeze=False, layout="constrained")
     for axis, operation in zip(axes[:, 0], operations, strict=True):
         for group, shape in enumerate(shapes):
             here = shown[(shown.operation == operation) & (shown[SHAPE] == shape).all(axis=1)]
             found = dict(zip(here.provider, here.ratio, strict=True))
             for i, provider in enumerate(bars := [provider for provider in COLORS if provider in found]):
-                x, ratio = group + (i - (len(bars) - 1) / 2) * BAR_WIDTH, found[provider]
-                axis.bar(x, ratio, 0.92 * BAR_WIDTH, color=COLORS[provider])
+                x, ratio = group + (i - (len(bars) - 1) / 2) * width, found[provider]
+                axis.bar(x, ratio, 0.92 * width, color=COLORS[provider])
                 axis.text(x, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=7, bbox=BOX)
         axis.set_xticks(range(len(shapes)), [f"B{b}  T {t:,}  H{h}  D{d}" for b, t, h, d in shapes])
         axis.set_ylabel("speed, cuDNN softmax = 1")
@@ -162,7 +164,6 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
         axis.axhline(1.0, color="black", linewidth=0.6, zorder=0)
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(y=0.12)
-    there = [provider for provider in COLORS if provider in set(shown.provider)]
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLORS[provider]) for provider in there]
     figure.legend(handles, there, loc="outside lower center", ncols=min(len(handles), 5), frameon=False)
     figure.suptitle(f"{place[0]}, Triton {place[1]}, bf16, {title}", fontsize=10)

@@ -42,7 +42,7 @@ def stand_in(monkeypatch):
 def test_both_backends_take_the_same_steps(stand_in):
     made = stand_in(5e-4)
     rows = list(model.measure_model(((2, 8, 3, 4), (1, 4, 1, 4)), "cpu"))
-    each = model.WARM_UP + model.STEPS
+    each = model.STEPS * (1 + model.SAMPLES)
     assert [built.calls for built in made] == [
         [((B, T), on) for on in ("0", "1") for _ in range(each)] for B, T in ((2, 8), (1, 4))
     ]
