@@ -206,6 +206,13 @@ class Facts:
         ends: list[Any] = [share.idxmin(), share.idxmax()]
         return [(f"{share[end]:.2f}", *end[2:4]) for end in ends]
 
+    def model_steps(self) -> list[tuple[str, str, str]]:
+        """Least and most times as fast as with its own kernel a step of fla's model is with ours, by Triton's version."""
+        rows = self.measured("fla_model").drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
+        times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
+        ratios = (times["fla"] / times["fla, ours as backend"]).dropna().groupby("triton")
+        return [(str(version), f"{own.min():.2f}", f"{own.max():.2f}") for version, own in ratios]
+
     def errors(self, quantity: str) -> pd.Series:
         """Our error over that of flash-linear-attention, by regime, where it is largest."""
         regime = ["head_dim", "logit", "gates"]
