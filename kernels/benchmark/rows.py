@@ -146,9 +146,9 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     shown = shown[(shown[PLACE] == place).all(axis=1)]
     operations = sorted(shown.operation.unique())
     shapes = sorted(set(shown[SHAPE].itertuples(index=False, name=None)), key=lambda shape: (shape[1], shape[3], shape))
-    size = (10, 0.8 + 3 * len(operations))
     there = [provider for provider in COLORS if provider in set(shown.provider)]
     width = min(0.11, ALL_BARS / len(there))
+    size = (max(10, 0.33 * len(there) * len(shapes)), 0.8 + 3 * len(operations))
     figure, axes = pyplot.subplots(len(operations), 1, figsize=size, squeeze=False, layout="constrained")
     for axis, operation in zip(axes[:, 0], operations, strict=True):
         for group, shape in enumerate(shapes):

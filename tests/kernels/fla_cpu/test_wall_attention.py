@@ -97,7 +97,7 @@ def test_flas_kernel_agrees_on_a_gpu(bias):
 
 @pytest.mark.gpu
 def test_gate_gradients_of_channels_that_fade_are_more_than_noise():
-    """Where keys and queries are in 16 bits; what they round is left of a sum over all later tokens."""
+    """With keys and queries in 16 bits. The gradient is what is left of a sum over all later tokens, less than they round."""
     from models.wall_attention.module import FLOOR, attend
 
     torch.manual_seed(0)
