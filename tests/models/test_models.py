@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import re
 from copy import deepcopy
 
 import pytest
@@ -110,9 +111,11 @@ def test_left_padding_leaves_no_trace(model, tokens):
             assert torch.allclose(next_logits[row], after[0], atol=2e-5)
 
 
-def test_a_mask_of_the_wrong_length_is_refused(model, tokens):
-    with pytest.raises(ValueError, match=r"attention_mask of shape \(3, 149\)"):
-        model(tokens, attention_mask=torch.ones(3, 149))
+@pytest.mark.parametrize("shape", [(3, 149), (1, 150), (2, 150), (150,), (3, 1, 150, 150)])
+def test_a_mask_of_another_shape_is_refused(model, tokens, shape):
+    told = re.escape(f"attention_mask of shape {shape} with 0 cached and 150 new tokens in 3 rows: it must be (3, 150)")
+    with pytest.raises(ValueError, match=told):
+        model(tokens, attention_mask=torch.ones(shape))
 
 
 def generate(model, tokens, **options):
