@@ -168,6 +168,9 @@ class Backbone(nn.Module):
 
 
 def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, cached: int) -> None:
+    if input_ids.ndim != 2 or 0 in input_ids.shape:
+        given = f"input_ids of shape {tuple(input_ids.shape)} after {cached} cached tokens"
+        raise ValueError(f"{given}: it must be (batch, tokens), one of each at least")
     rows, new = input_ids.shape
     if attention_mask is not None and attention_mask.shape != (rows, cached + new):
         given = f"attention_mask of shape {tuple(attention_mask.shape)} with {cached} cached and {new} new tokens"

@@ -94,7 +94,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"past_key_values is a {type(cache).__name__}; give a DecodingCache or use_cache=True")
         if labels is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(f"logits_to_keep={logits_to_keep} with labels: the loss needs all logits; give one of them")
-        if cache is not None and cache.one_by_one(input_ids.shape[1]) and input_ids.is_cuda and not torch.is_grad_enabled():
+        if cache is not None and cache.one_by_one(input_ids.shape[-1]) and input_ids.is_cuda and not torch.is_grad_enabled():
             if cache.graphed is None:
                 cache.graphed = GraphedStep(self._step)
             step = CausalLMOutputWithPast(logits=cache.graphed(input_ids, cache), past_key_values=cache)  # type: ignore[arg-type]

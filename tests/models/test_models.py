@@ -118,6 +118,17 @@ def test_a_mask_of_another_shape_is_refused(model, tokens, shape):
         model(tokens, attention_mask=torch.ones(shape))
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (3,)])
+def test_input_without_rows_of_tokens_is_refused(model, tokens, shape):
+    with torch.no_grad():
+        cache = model(tokens, use_cache=True).past_key_values
+    for cached, given in ((0, {}), (0, {"use_cache": True}), (150, {"past_key_values": cache})):
+        told = re.escape(f"input_ids of shape {shape} after {cached} cached tokens: it must be (batch, tokens), one of each")
+        with pytest.raises(ValueError, match=told):
+            model(torch.ones(shape, dtype=torch.long), **given)
+    assert cache.get_seq_length() == 150
+
+
 def generate(model, tokens, **options):
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, **options}
     return model.generate(tokens, **options)
