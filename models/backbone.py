@@ -149,9 +149,9 @@ class Backbone(nn.Module):
             remedy = "give none, or call gradient_checkpointing_disable() or eval()"
             raise ValueError(f"{given}: recomputed layers would read a cache that has gone on; {remedy}")
         cache = past_key_values if past_key_values is not None or recomputed or not use_cache else DecodingCache()
-        new = x.shape[1]
+        rows, new = input_ids.shape
         if cache is not None:
-            cache.begin(new, x.device)
+            cache.begin(rows, new, x.device)
         if cache is not None and cache.one_by_one(new):
             start = cache.seq_start
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)

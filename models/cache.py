@@ -35,6 +35,8 @@ class DecodingCache:
         self.longest, self.room = longest, room
         self.layers: dict[int, State] = {}
         self.seq_len = 0
+        self.rows = 0
+        """Sequences of the batch."""
         self.free = 0
         """Tokens for which each list of what remains has places (`longest`)."""
         self.position: Tensor | None = None
@@ -91,8 +93,12 @@ class DecodingCache:
             return tuple(_slide(layer, name, value, window) for name, value in new.items())
         return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
 
-    def begin(self, new: int, device: torch.device) -> None:
-        """Make ready for `new` tokens after those cached. ValueError: they have no room."""
+    def begin(self, rows: int, new: int, device: torch.device) -> None:
+        """Make ready for `new` tokens of so many sequences after those cached. ValueError: other sequences, or no room."""
+        if self.seq_len and rows != self.rows:
+            remedy = "reorder_cache(indices) keeps or repeats rows"
+            raise ValueError(f"{rows} rows of tokens after a cache of {self.rows}: give as many; {remedy}")
+        self.rows = rows
         if not self.stays:
             return
         if self.room is not None and self.seq_len + new > self.room:
@@ -157,9 +163,12 @@ class DecodingCache:
         return sum(_nbytes(layer) for layer in self.layers.values())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, in this order, these rows of the batch."""
+        """Keep, in this order, these rows of the batch; with `room` as many as there are."""
         if self.longest is not None:
             raise ValueError("beams need a cache without `longest`")
+        if self.room is not None and len(beam_idx) != self.rows:
+            given = f"reorder_cache of {len(beam_idx)} rows, room={self.room} and {self.rows} rows"
+            raise ValueError(f"{given}: states that stay in their places stay as many; give a cache without room")
         for layer in self.layers.values():
             for name, value in layer.items():
                 kept = _map(lambda tensor: tensor[beam_idx.to(tensor.device)], value)  # what lies side by side still does
@@ -167,6 +176,7 @@ class DecodingCache:
                     layer[name] = kept
                 else:
                     _write(value, kept, name)
+        self.rows = len(beam_idx)
         if self.seq_start is not None:
             self.seq_start.copy_(self.seq_start[beam_idx.to(self.seq_start.device)])  # in place: a graph may read it
 

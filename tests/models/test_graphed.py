@@ -4,6 +4,7 @@ operations on the same memory again, as a CUDA graph does, so whatever a step to
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,6 +215,23 @@ def test_reordered_rows_keep_their_padding(key, tokens):
             ids, mask = tokens[order, position : position + 1], torch.nn.functional.pad(mask, (0, 1), value=1)
             expected, found = (model(ids, mask, past_key_values=each).logits for each in (plain, cache))
             assert torch.allclose(found, expected, atol=5e-5)
+
+
+def test_a_cache_with_room_goes_on_with_its_own_rows(tokens):
+    """A graph, too, which would take one row for all."""
+    model, cache, replayed = built("hgrn2"), DecodingCache(room=20), []
+    step = GraphedStep(lambda ids, cache: model(ids, past_key_values=cache).logits)
+    step.taken, step.graph = PLAIN_STEPS, SimpleNamespace(replay=lambda: replayed.append(1))
+    step.ids_B1, step.logits_B1V = tokens[:, :1].clone(), torch.zeros(3, 1, 97)
+    with torch.no_grad():
+        model(tokens[:, :9], past_key_values=cache)
+        for going_on in (step._next, lambda ids, cache: model(ids, past_key_values=cache)):
+            with pytest.raises(ValueError, match="1 rows of tokens after a cache of 3: give as many"):
+                going_on(tokens[:1, 9:10], cache)
+        step._next(tokens[:, 9:10], cache)
+    assert replayed == [1] and cache.get_seq_length() == 10
+    with pytest.raises(ValueError, match=r"reorder_cache of 4 rows, room=20 and 3 rows: .*without room"):
+        cache.reorder_cache(torch.tensor([0, 0, 1, 2]))
 
 
 @pytest.mark.parametrize("key", [key for key in SPECS if key not in PLACED])

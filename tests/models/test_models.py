@@ -129,6 +129,21 @@ def test_input_without_rows_of_tokens_is_refused(model, tokens, shape):
     assert cache.get_seq_length() == 150
 
 
+def test_a_cache_goes_on_with_its_own_rows(model, tokens):
+    """One row would be spread over the others."""
+    with torch.no_grad():
+        for cached, new in ((1, 3), (3, 1), (3, 2)):
+            cache = model(tokens[:cached, :9], use_cache=True).past_key_values
+            for step in (1, 3):
+                with pytest.raises(ValueError, match=f"{new} rows of tokens after a cache of {cached}: .*reorder_cache"):
+                    model(tokens[:new, 9 : 9 + step], past_key_values=cache)
+            rows = torch.arange(new) % cached
+            cache.reorder_cache(rows)
+            after = model(tokens[:new, 9:20], past_key_values=cache).logits
+            text = torch.cat([tokens[rows, :9], tokens[:new, 9:20]], 1)
+            torch.testing.assert_close(after, model(text).logits[:, 9:], rtol=0, atol=2e-5)
+
+
 def generate(model, tokens, **options):
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, **options}
     return model.generate(tokens, **options)
