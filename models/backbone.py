@@ -138,8 +138,9 @@ class Backbone(nn.Module):
         past_key_values: DecodingCache | None = None,
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
-        """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0. A
-        given cache is continued by T >= 1 tokens; `use_cache` starts one, save where the blocks are to be recomputed."""
+        """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0;
+        without one, a cache knows its own. A given cache is continued by T >= 1 tokens; `use_cache` starts one, save where the
+        blocks are to be recomputed."""
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         _check_shapes(input_ids, attention_mask, cached)
         x = self.embeddings(input_ids)
@@ -152,13 +153,13 @@ class Backbone(nn.Module):
         rows, new = input_ids.shape
         if cache is not None:
             cache.begin(rows, new, x.device)
-        if cache is not None and cache.one_by_one(new):
+        if cache is not None and (attention_mask is None or cache.one_by_one(new)):
             start = cache.seq_start
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
         else:
             padding = _padding(attention_mask, cached)
-            if cache is not None and cache.stays and padding is not None:
-                cache.seq_start = padding.start
+            if cache is not None and padding is not None:
+                cache.begin_at(padding.start)
         shared = self.shared_inputs(x, cache, padding)
         for i, layer in enumerate(self.layers):
             x = layer(x, cache, padding, *shared, *self.extra_inputs(i))

@@ -42,7 +42,7 @@ class DecodingCache:
         self.position: Tensor | None = None
         """Number of tokens cached, (1,) int64 on the model's device; None where states do not stay."""
         self.seq_start: Tensor | None = None
-        """First real position of each sequence, (B,) int32; None without padding, or where states do not stay."""
+        """First real position of each sequence, (B,) int32; None without padding."""
         self.graphed: Any = None
         """Step as a CUDA graph, once a cache whose states stay has one."""
 
@@ -99,6 +99,8 @@ class DecodingCache:
             remedy = "reorder_cache(indices) keeps or repeats rows"
             raise ValueError(f"{rows} rows of tokens after a cache of {self.rows}: give as many; {remedy}")
         self.rows = rows
+        if self.seq_len == 0:
+            self.seq_start = None
         if not self.stays:
             return
         if self.room is not None and self.seq_len + new > self.room:
@@ -107,6 +109,13 @@ class DecodingCache:
             raise ValueError(f"token {self.seq_len + new} is beyond longest={self.longest}, for which keys were let go")
         if self.position is None:
             self.position = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def begin_at(self, seq_start: Tensor) -> None:
+        """Take the first real position of each sequence, (B,) int32."""
+        if self.seq_start is None or not self.stays:
+            self.seq_start = seq_start
+        else:
+            self.seq_start.copy_(seq_start)  # in place: a graph may read it
 
     def end(self, new: int) -> None:
         """Count `new` tokens as cached."""
@@ -178,7 +187,7 @@ class DecodingCache:
                     _write(value, kept, name)
         self.rows = len(beam_idx)
         if self.seq_start is not None:
-            self.seq_start.copy_(self.seq_start[beam_idx.to(self.seq_start.device)])  # in place: a graph may read it
+            self.begin_at(self.seq_start[beam_idx.to(self.seq_start.device)])
 
 
 def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:

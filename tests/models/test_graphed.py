@@ -217,6 +217,23 @@ def test_reordered_rows_keep_their_padding(key, tokens):
             assert torch.allclose(found, expected, atol=5e-5)
 
 
+@pytest.mark.parametrize("key", PLACED)
+def test_padding_stays_in_its_place(key, tokens):
+    """Through several tokens with a mask, as a graph may read it; and without one it holds."""
+    model = built(key)
+    text, mask = pad_left(tokens[:, :80], [80, 41, 13])
+    for given in (lambda end: mask[:, :end], lambda end: None):
+        cache, starts = DecodingCache(room=80), []
+        with torch.no_grad():
+            expected = model(text, mask).logits
+            for start, end in ((0, 70), (70, 71), (71, 79), (79, 80)):
+                found = model(text[:, start:end], given(end) if start else mask[:, :70], past_key_values=cache).logits
+                starts.append(cache.seq_start)
+                last = expected[:, start:end].masked_select(mask[:, start:end, None].bool())
+                assert torch.allclose(found.masked_select(mask[:, start:end, None].bool()), last, atol=5e-5)
+        assert all(each is starts[0] for each in starts) and starts[0].tolist() == [0, 39, 67]
+
+
 def test_a_cache_with_room_goes_on_with_its_own_rows(tokens):
     """A graph, too, which would take one row for all."""
     model, cache, replayed = built("hgrn2"), DecodingCache(room=20), []

@@ -111,6 +111,23 @@ def test_left_padding_leaves_no_trace(model, tokens):
             assert torch.allclose(next_logits[row], after[0], atol=2e-5)
 
 
+def test_a_cache_knows_its_padding(model, tokens):
+    """Without a mask, its padded tokens would count as text."""
+    padded, mask = pad_left(tokens[:, :80], [80, 40, 3])
+    order = torch.tensor([2, 0, 1, 1])
+    with torch.no_grad():
+        cache = model(padded, attention_mask=mask, use_cache=True).past_key_values
+        for ids in (tokens[:, 80:81], tokens[:, 81:90], tokens[:, 90:91]):
+            found = model(ids, past_key_values=cache).logits
+        text, ones = tokens[:, :91], torch.nn.functional.pad(mask, (0, 11), value=1)
+        expected = model(text, attention_mask=ones).logits[:, -1:]
+        assert torch.allclose(found, expected, atol=2e-5)
+        cache.reorder_cache(order)
+        found = model(tokens[order, 91:92], past_key_values=cache).logits
+        ones = torch.nn.functional.pad(ones, (0, 1), value=1)
+        assert torch.allclose(found, model(tokens[order, :92], attention_mask=ones[order]).logits[:, -1:], atol=2e-5)
+
+
 @pytest.mark.parametrize("shape", [(3, 149), (1, 150), (2, 150), (150,), (3, 1, 150, 150)])
 def test_a_mask_of_another_shape_is_refused(model, tokens, shape):
     told = re.escape(f"attention_mask of shape {shape} with 0 cached and 150 new tokens in 3 rows: it must be (3, 150)")
