@@ -13,9 +13,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from models.backbone import ResidualBlock
 from models.build import build_model, load_model, num_params, spec_of
+from models.cache import DecodingCache
 from models.causal_lm import CausalLMConfig
 from models.loss import token_losses
 from models.spec import ModelSpec
+from tests.models.conftest import SPECS
 
 
 def test_logits_have_the_right_shape(model, spec, tokens):
@@ -202,6 +204,34 @@ def test_a_given_cache_is_continued(model, tokens):
     cache = model(tokens[:, :100], use_cache=True).past_key_values
     continued = generate(model, tokens[:, :120], past_key_values=cache)
     assert torch.equal(continued, generate(model, tokens[:, :120]))
+
+
+def test_a_given_cache_is_continued_by_new_tokens_alone(model, tokens):
+    """As Hugging Face has it where a mask tells of all, one of ones too."""
+    for lengths in ([20, 9, 3], [20, 20, 20]):
+        padded, mask = pad_left(tokens[:, :20], lengths)
+        expected = generate(model, padded, attention_mask=mask)[:, 20:]
+        for cached in (5, 10, 18):
+            cache = model(padded[:, :cached], attention_mask=mask[:, :cached], use_cache=True).past_key_values
+            found = generate(model, padded[:, cached:], attention_mask=mask, past_key_values=cache)
+            assert torch.equal(found[:, 20 - cached :], expected)
+        for chunk in (7, 20, 30):
+            found = generate(model, padded, attention_mask=mask, past_key_values=DecodingCache(), prefill_chunk_size=chunk)
+            assert torch.equal(found[:, 20:], expected)
+
+
+def test_a_given_cache_is_continued_whatever_use_cache_says(model, tokens):
+    cache = model(tokens[:, :10], use_cache=True).past_key_values
+    continued = generate(model, tokens[:, :20], past_key_values=cache, use_cache=False)
+    assert torch.equal(continued, generate(model, tokens[:, :20]))
+
+
+@pytest.mark.parametrize("given", [3, 9])
+def test_a_prompt_without_new_tokens_is_refused(tokens, given):
+    model = build_model(SPECS["hgrn2"]).eval()
+    cache = model(tokens[:, :9], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=f"input_ids of {given} tokens with past_key_values of 9: give the whole text, or"):
+        generate(model, tokens[:, :given], past_key_values=cache)
 
 
 def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
