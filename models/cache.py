@@ -52,6 +52,10 @@ class DecodingCache:
     def __getitem__(self, layer_idx: int) -> State:
         return self.layers[layer_idx]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: no graph, which would write to the states of this cache."""
+        return self.__dict__ | {"graphed": None}
+
     @property
     def stays(self) -> bool:
         """True where all states stay where they are."""

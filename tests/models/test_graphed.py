@@ -1,6 +1,8 @@
 """A cache with room, and a step over it that is recorded once and replayed. On a CPU a stand-in records: it runs the same
 operations on the same memory again, as a CUDA graph does, so whatever a step took from the host stays as it was."""
 
+import copy
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -249,6 +251,20 @@ def test_a_cache_with_room_goes_on_with_its_own_rows(tokens):
     assert replayed == [1] and cache.get_seq_length() == 10
     with pytest.raises(ValueError, match=r"reorder_cache of 4 rows, room=20 and 3 rows: .*without room"):
         cache.reorder_cache(torch.tensor([0, 0, 1, 2]))
+
+
+def test_a_copy_of_a_cache_has_no_graph_of_the_other(tokens):
+    """It would write to the other's states; and its step would carry the model along."""
+    model, cache = built("fox_pro"), DecodingCache(room=20)
+    cache.graphed = step = GraphedStep(model._step)
+    with torch.no_grad():
+        expected = model(tokens[:, :12]).logits[:, 9:]
+        model(tokens[:, :9], past_key_values=cache)
+        copies = [copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
+        for each in (*copies, cache):
+            found = torch.cat([model(tokens[:, place : place + 1], past_key_values=each).logits for place in range(9, 12)], 1)
+            assert torch.allclose(found, expected, atol=5e-5)
+    assert cache.graphed is step and [each.graphed for each in copies] == [None, None]
 
 
 @pytest.mark.parametrize("key", [key for key in SPECS if key not in PLACED])
