@@ -92,6 +92,9 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         cache = past_key_values
         if cache is not None and not isinstance(cache, DecodingCache):
             raise ValueError(f"past_key_values is a {type(cache).__name__}; give a DecodingCache or use_cache=True")
+        if labels is not None and labels.shape != input_ids.shape:
+            shapes = f"labels of shape {tuple(labels.shape)} with input_ids of {tuple(input_ids.shape)}"
+            raise ValueError(f"{shapes}: give a label for each token, -100 where it carries no loss; the model shifts them")
         if labels is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(f"logits_to_keep={logits_to_keep} with labels: the loss needs all logits; give one of them")
         if cache is not None and cache.one_by_one(input_ids.shape[-1]) and input_ids.is_cuda and not torch.is_grad_enabled():

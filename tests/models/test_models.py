@@ -355,6 +355,24 @@ def test_shifted_labels_follow_the_convention_of_hugging_face(model, tokens):
         assert deepcopy(model).bfloat16()(tokens, labels=tokens).loss.dtype == torch.float32
 
 
+@pytest.mark.parametrize("shape", [(3, 8), (4, 7), (27,)])
+def test_labels_of_another_shape_are_refused(tokens, shape):
+    """Four rows of seven have as many to predict as three of nine."""
+    model, labels = build_model(SPECS["hgrn2"]), torch.zeros(shape, dtype=torch.long)
+    told = re.escape(f"labels of shape {shape} with input_ids of (3, 9): give a label for each token, -100 where")
+    with pytest.raises(ValueError, match=told):
+        model(tokens[:, :9], labels=labels)
+
+
+def test_labels_that_carry_no_loss(tokens):
+    """By Hugging Face's convention they are left out of the mean, which is NaN of nothing."""
+    model, labels = build_model(SPECS["hgrn2"]), tokens[:, :9].clone()
+    labels[1:] = -100
+    expected = token_losses(model, tokens[:1, :8], tokens[:1, 1:9]).mean()
+    assert torch.allclose(model(tokens[:, :9], labels=labels).loss, expected, atol=1e-5)
+    assert model(tokens[:, :9], labels=torch.full_like(labels, -100)).loss.isnan()
+
+
 def test_a_loss_needs_all_logits(model, tokens):
     for kept in (1, torch.tensor([149])):
         with pytest.raises(ValueError, match=r"logits_to_keep=.* with labels"):
