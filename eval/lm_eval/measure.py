@@ -121,7 +121,10 @@ class HarnessModel(TemplateLM):
         check_positions(self.model, ids.shape[1] - 1, "lower --max-length")
         with self._compute.inference():
             losses_T = token_losses(self.model, ids[:, :-1], ids[:, 1:])[0]
-        return -float(losses_T[-len(continuation) :].double().sum())
+        loss = float(losses_T[-len(continuation) :].double().sum())
+        if math.isnan(loss):
+            raise ValueError(f"the loss of {len(continuation)} tokens is NaN: look at the training, or evaluate in fp32")
+        return -loss
 
     def _generated(self, request: Instance) -> str:
         prompt, options = request.args

@@ -150,6 +150,13 @@ def test_whole_texts_are_read_within_the_positions(monkeypatch):
     monkeypatch.setattr(lm_eval, "token_losses", lambda model, inputs, targets: targets.float())
     assert harness.lm._window([1, 5], [2, 3]) == -5.0
     assert harness.asked == [(3, "lower --max-length")]
+    monkeypatch.setattr(lm_eval, "token_losses", lambda model, inputs, targets: targets.float().masked_fill(targets == 3, bad))
+    bad = math.nan
+    with pytest.raises(ValueError, match="the loss of 2 tokens is NaN: look at the training, or evaluate in fp32"):
+        harness.lm._window([1, 5], [2, 3])
+    assert harness.lm._window([1, 3], [2, 4]) == -6.0, "of a token that is not scored"
+    bad = math.inf
+    assert harness.lm._window([1, 5], [2, 3]) == -math.inf
 
 
 def test_the_harness_is_called_with_the_specs_settings(monkeypatch, tmp_path):
