@@ -68,7 +68,9 @@ class HarnessModel(TemplateLM):
         keys = [_key("loglikelihood", texts) for texts, _, _ in requests]
         for key, (_, context, continuation) in zip(keys, requests, strict=True):
             if key not in records and key not in todo:
-                if not continuation or len(continuation) > self.max_length:
+                if not continuation:
+                    raise ValueError("a continuation has no tokens, and so no score: leave it out of the task's choices")
+                if len(continuation) > self.max_length:
                     over = f"over max_length {self.max_length}: raise it"
                     raise ValueError(f"a continuation has {len(continuation)} tokens, {over}")
                 todo[key] = (context + continuation, len(continuation))

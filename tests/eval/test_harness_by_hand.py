@@ -58,8 +58,8 @@ def test_likelihoods_are_asked_for_once_the_longest_first(monkeypatch):
     assert harness.read == [[([*range(2, 9), 9, 9], 2), ([1, 2, 3], 1)], [([1, 2], 1)]]
     assert found == [(-2.0, False), (-3.0, True), (-2.0, False), (-9.0, False)] and harness.told == [("expect", 3), 1, 1, 1]
     assert harness.lm._loglikelihood_tokens([(("g", "h"), [], [0] * 8)]) == [(-8.0, False)]
-    for continuation in ([], [0] * 9):
-        with pytest.raises(ValueError, match=f"a continuation has {len(continuation)} tokens, over max_length 8: raise it"):
+    for continuation, told in (([], "no tokens, and so no score: leave it"), ([0] * 9, "9 tokens, over max_length 8: raise")):
+        with pytest.raises(ValueError, match=f"a continuation has {told}"):
             harness.lm._loglikelihood_tokens([(("i", str(continuation)), [1], continuation)])
     assert lm_eval._key("a", ("b", "c")) != lm_eval._key("a", ("bc", "")) != lm_eval._key("ab", ("c", ""))
     assert len(lm_eval._key("a", ("\ud800",))) == 24
