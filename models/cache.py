@@ -197,7 +197,8 @@ class DecodingCache:
 def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
     total = seq_len + new.shape[1]
     buffer = layer.get(name)
-    if buffer is None or buffer.shape[1] < total:
+    sealed = buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled()  # not to be written to
+    if buffer is None or buffer.shape[1] < total or sealed:
         room = BLOCK * (-(-total // BLOCK) + 1)
         grown = _sequences(new, room, torch.empty)
         if buffer is not None:

@@ -206,6 +206,14 @@ def test_a_given_cache_is_continued(model, tokens):
     assert torch.equal(continued, generate(model, tokens[:, :120]))
 
 
+def test_a_cache_of_inference_mode_is_continued_outside(model, tokens):
+    """As by generate, which only leaves out gradients."""
+    with torch.inference_mode():
+        cache = model(tokens[:, :100], use_cache=True).past_key_values
+    continued = generate(model, tokens[:, :120], past_key_values=cache)
+    assert torch.equal(continued, generate(model, tokens[:, :120]))
+
+
 def test_a_given_cache_is_continued_by_new_tokens_alone(model, tokens):
     """As Hugging Face has it where a mask tells of all, one of ones too."""
     for lengths in ([20, 9, 3], [20, 20, 20]):
