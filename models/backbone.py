@@ -138,25 +138,28 @@ class Backbone(nn.Module):
         past_key_values: DecodingCache | None = None,
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
-        """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0. A
-        given cache is continued by T >= 1 tokens; `use_cache` starts one, save where the blocks are to be recomputed."""
+        """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0;
+        without one, a cache knows its own. A given cache is continued by T >= 1 tokens; `use_cache` starts one, save where the
+        blocks are to be recomputed."""
+        cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+        _check_shapes(input_ids, attention_mask, cached)
         x = self.embeddings(input_ids)
         recomputed = torch.is_grad_enabled() and any(isinstance(m, ResidualBlock) and m.recomputes for m in self.layers)
         if recomputed and past_key_values is not None:
-            given = f"past_key_values of {past_key_values.get_seq_length()} tokens with gradient checkpointing"
+            given = f"past_key_values of {cached} tokens with gradient checkpointing"
             remedy = "give none, or call gradient_checkpointing_disable() or eval()"
             raise ValueError(f"{given}: recomputed layers would read a cache that has gone on; {remedy}")
         cache = past_key_values if past_key_values is not None or recomputed or not use_cache else DecodingCache()
-        new = x.shape[1]
+        rows, new = input_ids.shape
         if cache is not None:
-            cache.begin(new, x.device)
-        if cache is not None and cache.one_by_one(new):
+            cache.begin(rows, new, x.device)
+        if cache is not None and (attention_mask is None or cache.one_by_one(new)):
             start = cache.seq_start
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
         else:
-            padding = _padding(attention_mask, new, 0 if cache is None else cache.seq_len)
-            if cache is not None and cache.stays and padding is not None:
-                cache.seq_start = padding.start
+            padding = _padding(attention_mask, cached)
+            if cache is not None and padding is not None:
+                cache.begin_at(padding.start)
         shared = self.shared_inputs(x, cache, padding)
         for i, layer in enumerate(self.layers):
             x = layer(x, cache, padding, *shared, *self.extra_inputs(i))
@@ -165,12 +168,19 @@ class Backbone(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)  # type: ignore[arg-type]
 
 
-def _padding(attention_mask: Tensor | None, seq_len: int, cached: int) -> Padding | None:
+def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, cached: int) -> None:
+    if input_ids.ndim != 2 or 0 in input_ids.shape:
+        given = f"input_ids of shape {tuple(input_ids.shape)} after {cached} cached tokens"
+        raise ValueError(f"{given}: it must be (batch, tokens), one of each at least")
+    rows, new = input_ids.shape
+    if attention_mask is not None and attention_mask.shape != (rows, cached + new):
+        given = f"attention_mask of shape {tuple(attention_mask.shape)} with {cached} cached and {new} new tokens"
+        raise ValueError(f"{given} in {rows} rows: it must be {(rows, cached + new)}")
+
+
+def _padding(attention_mask: Tensor | None, cached: int) -> Padding | None:
     if attention_mask is None:
         return None
-    if attention_mask.ndim != 2 or attention_mask.shape[1] != cached + seq_len:
-        given = f"attention_mask of shape {tuple(attention_mask.shape)} with {cached} cached and {seq_len} new tokens"
-        raise ValueError(f"{given}: it must be (batch, {cached + seq_len})")
     seen_BT = attention_mask.ne(0).cumsum(1).gt(0)
     return Padding(real=seen_BT[:, cached:], start=(~seen_BT).sum(1, dtype=torch.int32))
 

@@ -35,12 +35,14 @@ class DecodingCache:
         self.longest, self.room = longest, room
         self.layers: dict[int, State] = {}
         self.seq_len = 0
+        self.rows = 0
+        """Sequences of the batch."""
         self.free = 0
         """Tokens for which each list of what remains has places (`longest`)."""
         self.position: Tensor | None = None
         """Number of tokens cached, (1,) int64 on the model's device; None where states do not stay."""
         self.seq_start: Tensor | None = None
-        """First real position of each sequence, (B,) int32; None without padding, or where states do not stay."""
+        """First real position of each sequence, (B,) int32; None without padding."""
         self.graphed: Any = None
         """Step as a CUDA graph, once a cache whose states stay has one."""
 
@@ -49,6 +51,10 @@ class DecodingCache:
 
     def __getitem__(self, layer_idx: int) -> State:
         return self.layers[layer_idx]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: no graph, which would write to the states of this cache."""
+        return self.__dict__ | {"graphed": None}
 
     @property
     def stays(self) -> bool:
@@ -91,8 +97,14 @@ class DecodingCache:
             return tuple(_slide(layer, name, value, window) for name, value in new.items())
         return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
 
-    def begin(self, new: int, device: torch.device) -> None:
-        """Make ready for `new` tokens after those cached. ValueError: they have no room."""
+    def begin(self, rows: int, new: int, device: torch.device) -> None:
+        """Make ready for `new` tokens of so many sequences after those cached. ValueError: other sequences, or no room."""
+        if self.seq_len and rows != self.rows:
+            remedy = "reorder_cache(indices) keeps or repeats rows"
+            raise ValueError(f"{rows} rows of tokens after a cache of {self.rows}: give as many; {remedy}")
+        self.rows = rows
+        if self.seq_len == 0:
+            self.seq_start = None
         if not self.stays:
             return
         if self.room is not None and self.seq_len + new > self.room:
@@ -101,6 +113,13 @@ class DecodingCache:
             raise ValueError(f"token {self.seq_len + new} is beyond longest={self.longest}, for which keys were let go")
         if self.position is None:
             self.position = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def begin_at(self, seq_start: Tensor) -> None:
+        """Take the first real position of each sequence, (B,) int32."""
+        if self.seq_start is None or not self.stays:
+            self.seq_start = seq_start
+        else:
+            self.seq_start.copy_(seq_start)  # in place: a graph may read it
 
     def end(self, new: int) -> None:
         """Count `new` tokens as cached."""
@@ -157,9 +176,12 @@ class DecodingCache:
         return sum(_nbytes(layer) for layer in self.layers.values())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, in this order, these rows of the batch."""
+        """Keep, in this order, these rows of the batch; with `room` as many as there are."""
         if self.longest is not None:
             raise ValueError("beams need a cache without `longest`")
+        if self.room is not None and len(beam_idx) != self.rows:
+            given = f"reorder_cache of {len(beam_idx)} rows, room={self.room} and {self.rows} rows"
+            raise ValueError(f"{given}: states that stay in their places stay as many; give a cache without room")
         for layer in self.layers.values():
             for name, value in layer.items():
                 kept = _map(lambda tensor: tensor[beam_idx.to(tensor.device)], value)  # what lies side by side still does
@@ -167,14 +189,16 @@ class DecodingCache:
                     layer[name] = kept
                 else:
                     _write(value, kept, name)
+        self.rows = len(beam_idx)
         if self.seq_start is not None:
-            self.seq_start.copy_(self.seq_start[beam_idx.to(self.seq_start.device)])  # in place: a graph may read it
+            self.begin_at(self.seq_start[beam_idx.to(self.seq_start.device)])
 
 
 def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
     total = seq_len + new.shape[1]
     buffer = layer.get(name)
-    if buffer is None or buffer.shape[1] < total:
+    sealed = buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled()  # not to be written to
+    if buffer is None or buffer.shape[1] < total or sealed:
         room = BLOCK * (-(-total // BLOCK) + 1)
         grown = _sequences(new, room, torch.empty)
         if buffer is not None:

@@ -92,9 +92,12 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         cache = past_key_values
         if cache is not None and not isinstance(cache, DecodingCache):
             raise ValueError(f"past_key_values is a {type(cache).__name__}; give a DecodingCache or use_cache=True")
+        if labels is not None and labels.shape != input_ids.shape:
+            shapes = f"labels of shape {tuple(labels.shape)} with input_ids of {tuple(input_ids.shape)}"
+            raise ValueError(f"{shapes}: give a label for each token, -100 where it carries no loss; the model shifts them")
         if labels is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(f"logits_to_keep={logits_to_keep} with labels: the loss needs all logits; give one of them")
-        if cache is not None and cache.one_by_one(input_ids.shape[1]) and input_ids.is_cuda and not torch.is_grad_enabled():
+        if cache is not None and cache.one_by_one(input_ids.shape[-1]) and input_ids.is_cuda and not torch.is_grad_enabled():
             if cache.graphed is None:
                 cache.graphed = GraphedStep(self._step)
             step = CausalLMOutputWithPast(logits=cache.graphed(input_ids, cache), past_key_values=cache)  # type: ignore[arg-type]
@@ -118,20 +121,27 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: Tensor,
+        next_sequence_length: int | None = None,
         past_key_values: DecodingCache | None = None,
         attention_mask: Tensor | None = None,
         use_cache: bool = True,
         logits_to_keep: int | None = None,
         **unused: Any,
     ) -> dict[str, Any]:
-        """Return only the tokens that the cache has not seen, and the mask of all. `generate` passes more than is taken."""
-        cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+        """Return only the tokens that the cache has not seen, the last `next_sequence_length`, and the mask of all. Where
+        `generate` tells no number, `input_ids` are those alone, or with `use_cache=False` the whole text."""
+        cached, given = 0 if past_key_values is None else past_key_values.get_seq_length(), input_ids.shape[1]
+        if next_sequence_length is None:
+            next_sequence_length = given if use_cache else given - cached
+        if next_sequence_length < 1:
+            rule = "give the whole text, or what the cache has not seen and attention_mask of the whole text"
+            raise ValueError(f"input_ids of {given} tokens with past_key_values of {cached}: {rule}")
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None  # no padding: the faster paths of attention apply
         elif attention_mask is not None:
             _refuse_padding_after_tokens(attention_mask)
-        inputs = dict(input_ids=input_ids[:, cached:], attention_mask=attention_mask, past_key_values=past_key_values)
-        return dict(inputs, use_cache=use_cache, logits_to_keep=logits_to_keep or 0)
+        inputs = dict(input_ids=input_ids[:, -next_sequence_length:], attention_mask=attention_mask, use_cache=use_cache)
+        return dict(inputs, past_key_values=past_key_values, logits_to_keep=logits_to_keep or 0)
 
 
 def _refuse_padding_after_tokens(mask_BT: Tensor) -> None:

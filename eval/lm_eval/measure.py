@@ -68,7 +68,9 @@ class HarnessModel(TemplateLM):
         keys = [_key("loglikelihood", texts) for texts, _, _ in requests]
         for key, (_, context, continuation) in zip(keys, requests, strict=True):
             if key not in records and key not in todo:
-                if not continuation or len(continuation) > self.max_length:
+                if not continuation:
+                    raise ValueError("a continuation has no tokens, and so no score: leave it out of the task's choices")
+                if len(continuation) > self.max_length:
                     over = f"over max_length {self.max_length}: raise it"
                     raise ValueError(f"a continuation has {len(continuation)} tokens, {over}")
                 todo[key] = (context + continuation, len(continuation))
@@ -121,7 +123,10 @@ class HarnessModel(TemplateLM):
         check_positions(self.model, ids.shape[1] - 1, "lower --max-length")
         with self._compute.inference():
             losses_T = token_losses(self.model, ids[:, :-1], ids[:, 1:])[0]
-        return -float(losses_T[-len(continuation) :].double().sum())
+        loss = float(losses_T[-len(continuation) :].double().sum())
+        if math.isnan(loss):
+            raise ValueError(f"the loss of {len(continuation)} tokens is NaN: look at the training, or evaluate in fp32")
+        return -loss
 
     def _generated(self, request: Instance) -> str:
         prompt, options = request.args

@@ -128,7 +128,8 @@ def score(row: Row, logits_KV: torch.Tensor) -> Scored:
 
 def at_ends(model: nn.Module, rows: Sequence[Row], compute: Compute) -> Iterator[torch.Tensor]:
     """Yield the fp32 logits (K, V) for the last K of the ids of each row (ids, K) of one batch. Padding stands to the right,
-    where a causal model does not look. ValueError for rows longer than the model's positions."""
+    where a causal model does not look. ValueError for rows longer than the model's positions, and for logits without
+    probabilities: NaN among them, of which the best of several answers would be the first."""
     width = max(len(ids) for ids, _ in rows) - 1
     check_positions(model, width, "choose shorter prompts")
     inputs_BT = torch.tensor([ids[:-1] + [0] * (width + 1 - len(ids)) for ids, _ in rows], device=compute.device)
@@ -138,4 +139,8 @@ def at_ends(model: nn.Module, rows: Sequence[Row], compute: Compute) -> Iterator
         logits_BKV = model(input_ids=inputs_BT, use_cache=False, **last).logits[:, first - width :]
     for logits_KV, (ids, count) in zip(logits_BKV, rows, strict=True):
         start = len(ids) - 1 - count - first
-        yield logits_KV[start : start + count].float()
+        end_KV = logits_KV[start : start + count].float()
+        if not bool(torch.isfinite(end_KV.logsumexp(-1)).all()):
+            what = f"a prompt of {len(ids)} tokens: the logits of its last {count} have no probabilities (NaN or inf)"
+            raise ValueError(f"{what}: look at the training, or evaluate in fp32")
+        yield end_KV

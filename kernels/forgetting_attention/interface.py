@@ -58,7 +58,8 @@ def forgetting_attention(
 
     Raises:
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
-            FORGETTING_ATTENTION_CHECK_VALUES=1 to have values on a GPU looked at too."""
+            FORGETTING_ATTENTION_CHECK_VALUES=1 to have values on a GPU looked at too. Under torch.compile the same, but for the
+            values of a tensor `adaptive_threshold`."""
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
         q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))

@@ -58,8 +58,8 @@ def test_likelihoods_are_asked_for_once_the_longest_first(monkeypatch):
     assert harness.read == [[([*range(2, 9), 9, 9], 2), ([1, 2, 3], 1)], [([1, 2], 1)]]
     assert found == [(-2.0, False), (-3.0, True), (-2.0, False), (-9.0, False)] and harness.told == [("expect", 3), 1, 1, 1]
     assert harness.lm._loglikelihood_tokens([(("g", "h"), [], [0] * 8)]) == [(-8.0, False)]
-    for continuation in ([], [0] * 9):
-        with pytest.raises(ValueError, match=f"a continuation has {len(continuation)} tokens, over max_length 8: raise it"):
+    for continuation, told in (([], "no tokens, and so no score: leave it"), ([0] * 9, "9 tokens, over max_length 8: raise")):
+        with pytest.raises(ValueError, match=f"a continuation has {told}"):
             harness.lm._loglikelihood_tokens([(("i", str(continuation)), [1], continuation)])
     assert lm_eval._key("a", ("b", "c")) != lm_eval._key("a", ("bc", "")) != lm_eval._key("ab", ("c", ""))
     assert len(lm_eval._key("a", ("\ud800",))) == 24
@@ -150,6 +150,13 @@ def test_whole_texts_are_read_within_the_positions(monkeypatch):
     monkeypatch.setattr(lm_eval, "token_losses", lambda model, inputs, targets: targets.float())
     assert harness.lm._window([1, 5], [2, 3]) == -5.0
     assert harness.asked == [(3, "lower --max-length")]
+    monkeypatch.setattr(lm_eval, "token_losses", lambda model, inputs, targets: targets.float().masked_fill(targets == 3, bad))
+    bad = math.nan
+    with pytest.raises(ValueError, match="the loss of 2 tokens is NaN: look at the training, or evaluate in fp32"):
+        harness.lm._window([1, 5], [2, 3])
+    assert harness.lm._window([1, 3], [2, 4]) == -6.0, "of a token that is not scored"
+    bad = math.inf
+    assert harness.lm._window([1, 5], [2, 3]) == -math.inf
 
 
 def test_the_harness_is_called_with_the_specs_settings(monkeypatch, tmp_path):

@@ -105,6 +105,21 @@ def test_scores_of_a_uniform_model_by_hand(corpus, bind, in_memory, tasks):
     assert math.isnan(rows[rows["task"] == "read"].iloc[0]["stderr"])
 
 
+class NotANumber(Uniform):
+    def forward(self, **given):
+        outputs = super().forward(**given)
+        return CausalLMOutputWithPast(logits=outputs.logits * math.nan)
+
+
+@pytest.mark.parametrize("task", ["pick", "read"])
+def test_a_model_without_probabilities_has_no_scores(task, corpus, bind, in_memory, tasks):
+    """The harness takes the first of choices that are all NaN: with the right one in front, 100%."""
+    codec = TextCodec(corpus.tokenizer)
+    spec, loaded = bind(Spec(tasks=(task,), max_length=256, batch_size=2), include_path=tasks), in_memory(NotANumber(), codec)
+    with pytest.raises(ValueError, match=r"NaN.*: look at the training, or evaluate in fp32"):
+        measure.evaluate(loaded, spec, Context(sources=Sources(include_path=tasks)))
+
+
 @pytest.mark.parametrize("add_bos", [True, False])
 def test_bos_stands_once_in_front_of_a_context(add_bos, corpus, bind, in_memory, tasks):
     codec, model = TextCodec(corpus.tokenizer), Uniform()

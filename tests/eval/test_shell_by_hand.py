@@ -213,6 +213,22 @@ def test_logits_of_the_ends_of_rows(cls):
         list(at_ends(model, [([1, 2, 3, 4, 5, 6], 1)], Compute()))
 
 
+@pytest.mark.parametrize(("bad", "refused"), [(math.nan, True), (math.inf, True), (-math.inf, False), (1e4, False)])
+def test_logits_without_probabilities_are_refused(bad, refused):
+    """Those that are looked at; -inf leaves a token out."""
+
+    class Bad(Counting):
+        def forward(self, input_ids, use_cache):
+            logits = torch.zeros(*input_ids.shape, 9)
+            logits[0, 2, 5] = bad
+            return SimpleNamespace(logits=logits)
+
+    assert len(list(at_ends(Bad(), [([1, 2, 3, 4, 5], 1), ([1, 2, 3], 2)], Compute()))) == 2
+    told = "a prompt of 5 tokens: the logits of its last 2 have no probabilities .*: look at the training, or"
+    with pytest.raises(ValueError, match=told) if refused else nullcontext():
+        list(at_ends(Bad(), [([1, 2, 3, 4, 5], 2), ([1, 2, 3], 2)], Compute()))
+
+
 def test_batches_of_ends_are_bounded_by_whole_rows():
     """Longest first, whatever is looked at of each; a row of n ids is read without its last."""
     rows = {"a": ([1, 2, 3], 2), "b": ([1, 2, 3, 4, 5], 1), "c": ([4, 5, 6], 1)}

@@ -1,9 +1,12 @@
 """A cache with room, and a step over it that is recorded once and replayed. On a CPU a stand-in records: it runs the same
 operations on the same memory again, as a CUDA graph does, so whatever a step took from the host stays as it was."""
 
+import copy
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,6 +217,54 @@ def test_reordered_rows_keep_their_padding(key, tokens):
             ids, mask = tokens[order, position : position + 1], torch.nn.functional.pad(mask, (0, 1), value=1)
             expected, found = (model(ids, mask, past_key_values=each).logits for each in (plain, cache))
             assert torch.allclose(found, expected, atol=5e-5)
+
+
+@pytest.mark.parametrize("key", PLACED)
+def test_padding_stays_in_its_place(key, tokens):
+    """Through several tokens with a mask, as a graph may read it; and without one it holds."""
+    model = built(key)
+    text, mask = pad_left(tokens[:, :80], [80, 41, 13])
+    for given in (lambda end: mask[:, :end], lambda end: None):
+        cache, starts = DecodingCache(room=80), []
+        with torch.no_grad():
+            expected = model(text, mask).logits
+            for start, end in ((0, 70), (70, 71), (71, 79), (79, 80)):
+                found = model(text[:, start:end], given(end) if start else mask[:, :70], past_key_values=cache).logits
+                starts.append(cache.seq_start)
+                last = expected[:, start:end].masked_select(mask[:, start:end, None].bool())
+                assert torch.allclose(found.masked_select(mask[:, start:end, None].bool()), last, atol=5e-5)
+        assert all(each is starts[0] for each in starts) and starts[0].tolist() == [0, 39, 67]
+
+
+def test_a_cache_with_room_goes_on_with_its_own_rows(tokens):
+    """A graph, too, which would take one row for all."""
+    model, cache, replayed = built("hgrn2"), DecodingCache(room=20), []
+    step = GraphedStep(lambda ids, cache: model(ids, past_key_values=cache).logits)
+    step.taken, step.graph = PLAIN_STEPS, SimpleNamespace(replay=lambda: replayed.append(1))
+    step.ids_B1, step.logits_B1V = tokens[:, :1].clone(), torch.zeros(3, 1, 97)
+    with torch.no_grad():
+        model(tokens[:, :9], past_key_values=cache)
+        for going_on in (step._next, lambda ids, cache: model(ids, past_key_values=cache)):
+            with pytest.raises(ValueError, match="1 rows of tokens after a cache of 3: give as many"):
+                going_on(tokens[:1, 9:10], cache)
+        step._next(tokens[:, 9:10], cache)
+    assert replayed == [1] and cache.get_seq_length() == 10
+    with pytest.raises(ValueError, match=r"reorder_cache of 4 rows, room=20 and 3 rows: .*without room"):
+        cache.reorder_cache(torch.tensor([0, 0, 1, 2]))
+
+
+def test_a_copy_of_a_cache_has_no_graph_of_the_other(tokens):
+    """It would write to the other's states; and its step would carry the model along."""
+    model, cache = built("fox_pro"), DecodingCache(room=20)
+    cache.graphed = step = GraphedStep(model._step)
+    with torch.no_grad():
+        expected = model(tokens[:, :12]).logits[:, 9:]
+        model(tokens[:, :9], past_key_values=cache)
+        copies = [copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
+        for each in (*copies, cache):
+            found = torch.cat([model(tokens[:, place : place + 1], past_key_values=each).logits for place in range(9, 12)], 1)
+            assert torch.allclose(found, expected, atol=5e-5)
+    assert cache.graphed is step and [each.graphed for each in copies] == [None, None]
 
 
 @pytest.mark.parametrize("key", [key for key in SPECS if key not in PLACED])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import re
 from copy import deepcopy
 
 import pytest
@@ -12,9 +13,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from models.backbone import ResidualBlock
 from models.build import build_model, load_model, num_params, spec_of
+from models.cache import DecodingCache
 from models.causal_lm import CausalLMConfig
 from models.loss import token_losses
 from models.spec import ModelSpec
+from tests.models.conftest import SPECS
 
 
 def test_logits_have_the_right_shape(model, spec, tokens):
@@ -110,9 +113,54 @@ def test_left_padding_leaves_no_trace(model, tokens):
             assert torch.allclose(next_logits[row], after[0], atol=2e-5)
 
 
-def test_a_mask_of_the_wrong_length_is_refused(model, tokens):
-    with pytest.raises(ValueError, match=r"attention_mask of shape \(3, 149\)"):
-        model(tokens, attention_mask=torch.ones(3, 149))
+def test_a_cache_knows_its_padding(model, tokens):
+    """Without a mask, its padded tokens would count as text."""
+    padded, mask = pad_left(tokens[:, :80], [80, 40, 3])
+    order = torch.tensor([2, 0, 1, 1])
+    with torch.no_grad():
+        cache = model(padded, attention_mask=mask, use_cache=True).past_key_values
+        for ids in (tokens[:, 80:81], tokens[:, 81:90], tokens[:, 90:91]):
+            found = model(ids, past_key_values=cache).logits
+        text, ones = tokens[:, :91], torch.nn.functional.pad(mask, (0, 11), value=1)
+        expected = model(text, attention_mask=ones).logits[:, -1:]
+        assert torch.allclose(found, expected, atol=2e-5)
+        cache.reorder_cache(order)
+        found = model(tokens[order, 91:92], past_key_values=cache).logits
+        ones = torch.nn.functional.pad(ones, (0, 1), value=1)
+        assert torch.allclose(found, model(tokens[order, :92], attention_mask=ones[order]).logits[:, -1:], atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 149), (1, 150), (2, 150), (150,), (3, 1, 150, 150)])
+def test_a_mask_of_another_shape_is_refused(model, tokens, shape):
+    told = re.escape(f"attention_mask of shape {shape} with 0 cached and 150 new tokens in 3 rows: it must be (3, 150)")
+    with pytest.raises(ValueError, match=told):
+        model(tokens, attention_mask=torch.ones(shape))
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (3,)])
+def test_input_without_rows_of_tokens_is_refused(model, tokens, shape):
+    with torch.no_grad():
+        cache = model(tokens, use_cache=True).past_key_values
+    for cached, given in ((0, {}), (0, {"use_cache": True}), (150, {"past_key_values": cache})):
+        told = re.escape(f"input_ids of shape {shape} after {cached} cached tokens: it must be (batch, tokens), one of each")
+        with pytest.raises(ValueError, match=told):
+            model(torch.ones(shape, dtype=torch.long), **given)
+    assert cache.get_seq_length() == 150
+
+
+def test_a_cache_goes_on_with_its_own_rows(model, tokens):
+    """One row would be spread over the others."""
+    with torch.no_grad():
+        for cached, new in ((1, 3), (3, 1), (3, 2)):
+            cache = model(tokens[:cached, :9], use_cache=True).past_key_values
+            for step in (1, 3):
+                with pytest.raises(ValueError, match=f"{new} rows of tokens after a cache of {cached}: .*reorder_cache"):
+                    model(tokens[:new, 9 : 9 + step], past_key_values=cache)
+            rows = torch.arange(new) % cached
+            cache.reorder_cache(rows)
+            after = model(tokens[:new, 9:20], past_key_values=cache).logits
+            text = torch.cat([tokens[rows, :9], tokens[:new, 9:20]], 1)
+            torch.testing.assert_close(after, model(text).logits[:, 9:], rtol=0, atol=2e-5)
 
 
 def generate(model, tokens, **options):
@@ -156,6 +204,42 @@ def test_a_given_cache_is_continued(model, tokens):
     cache = model(tokens[:, :100], use_cache=True).past_key_values
     continued = generate(model, tokens[:, :120], past_key_values=cache)
     assert torch.equal(continued, generate(model, tokens[:, :120]))
+
+
+def test_a_cache_of_inference_mode_is_continued_outside(model, tokens):
+    """As by generate, which only leaves out gradients."""
+    with torch.inference_mode():
+        cache = model(tokens[:, :100], use_cache=True).past_key_values
+    continued = generate(model, tokens[:, :120], past_key_values=cache)
+    assert torch.equal(continued, generate(model, tokens[:, :120]))
+
+
+def test_a_given_cache_is_continued_by_new_tokens_alone(model, tokens):
+    """As Hugging Face has it where a mask tells of all, one of ones too."""
+    for lengths in ([20, 9, 3], [20, 20, 20]):
+        padded, mask = pad_left(tokens[:, :20], lengths)
+        expected = generate(model, padded, attention_mask=mask)[:, 20:]
+        for cached in (5, 10, 18):
+            cache = model(padded[:, :cached], attention_mask=mask[:, :cached], use_cache=True).past_key_values
+            found = generate(model, padded[:, cached:], attention_mask=mask, past_key_values=cache)
+            assert torch.equal(found[:, 20 - cached :], expected)
+        for chunk in (7, 20, 30):
+            found = generate(model, padded, attention_mask=mask, past_key_values=DecodingCache(), prefill_chunk_size=chunk)
+            assert torch.equal(found[:, 20:], expected)
+
+
+def test_a_given_cache_is_continued_whatever_use_cache_says(model, tokens):
+    cache = model(tokens[:, :10], use_cache=True).past_key_values
+    continued = generate(model, tokens[:, :20], past_key_values=cache, use_cache=False)
+    assert torch.equal(continued, generate(model, tokens[:, :20]))
+
+
+@pytest.mark.parametrize("given", [3, 9])
+def test_a_prompt_without_new_tokens_is_refused(tokens, given):
+    model = build_model(SPECS["hgrn2"]).eval()
+    cache = model(tokens[:, :9], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=f"input_ids of {given} tokens with past_key_values of 9: give the whole text, or"):
+        generate(model, tokens[:, :given], past_key_values=cache)
 
 
 def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
@@ -277,6 +361,24 @@ def test_shifted_labels_follow_the_convention_of_hugging_face(model, tokens):
     assert torch.allclose(model(tokens, labels=tokens).loss, expected, atol=1e-5)
     with torch.no_grad():
         assert deepcopy(model).bfloat16()(tokens, labels=tokens).loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (4, 7), (27,)])
+def test_labels_of_another_shape_are_refused(tokens, shape):
+    """Four rows of seven have as many to predict as three of nine."""
+    model, labels = build_model(SPECS["hgrn2"]), torch.zeros(shape, dtype=torch.long)
+    told = re.escape(f"labels of shape {shape} with input_ids of (3, 9): give a label for each token, -100 where")
+    with pytest.raises(ValueError, match=told):
+        model(tokens[:, :9], labels=labels)
+
+
+def test_labels_that_carry_no_loss(tokens):
+    """By Hugging Face's convention they are left out of the mean, which is NaN of nothing."""
+    model, labels = build_model(SPECS["hgrn2"]), tokens[:, :9].clone()
+    labels[1:] = -100
+    expected = token_losses(model, tokens[:1, :8], tokens[:1, 1:9]).mean()
+    assert torch.allclose(model(tokens[:, :9], labels=labels).loss, expected, atol=1e-5)
+    assert model(tokens[:, :9], labels=torch.full_like(labels, -100)).loss.isnan()
 
 
 def test_a_loss_needs_all_logits(model, tokens):

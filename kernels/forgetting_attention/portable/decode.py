@@ -16,6 +16,7 @@ from triton.runtime import driver
 
 from ...attention_shared.launch import ceil_div, launch, power_of_two
 from ..options import NAMESPACE
+from ..validation import check_values
 from ..visibility import CUT_LOG_GATE
 from .prepare import LOG2E
 
@@ -162,7 +163,9 @@ def triton_decode(
     q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
     window_size: int | None, scale: float,
 ) -> Tensor:  # fmt: skip
-    """`decode` for torch.compile, which warms a CUDA graph up in the memory that it will own."""
+    """`decode` for torch.compile, which warms a CUDA graph up in the memory that it will own. Values are looked at here: a
+    traced call has none yet."""
+    check_values(log_fgate, seq_start, None)
     return decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale, own_memory=True)
 
 
