@@ -59,7 +59,7 @@ class Submittable(Task):
 
     def checkpoint(self) -> DelayedSubmission:
         """Let the task save and leave. Called by submitit in a job's first process, before a time limit and at preemption."""
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended by itself
+        with contextlib.suppress(IndexError, ProcessLookupError, ChildProcessError):  # it has not begun, or has ended
             os.kill(self.pids[-1], signal.SIGUSR2)
             os.waitid(os.P_PID, self.pids[-1], os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(replace(self, pids=[]))

@@ -353,6 +353,7 @@ def test_a_callable_is_told_to_save_and_submitted_again(tmp_path):
     again = task.checkpoint()
     assert again.function == replace(task, pids=[]) and child.wait() == -signal.SIGUSR2
     assert task.checkpoint().function.pids == []  # it has ended by itself
+    assert replace(task, pids=[]).checkpoint().function == replace(task, pids=[])  # it has not begun
 
 
 @pytest.mark.parametrize(("names", "user", "withdrawn", "ended", "refused"), [
