@@ -122,7 +122,7 @@ def publish(
     study: Study, figure: Figure, table: pd.DataFrame | Sequence[pd.DataFrame], *notes: str, part: str = ""
 ) -> list[Path]:
     """Write figures/STEM.{png,pdf,csv} (STEM-PART.*): the figure below a note with `notes`, and the numbers it draws, in one
-    table or in parts, last: they say when it was drawn."""
+    table or in parts."""
     table = table if isinstance(table, pd.DataFrame) else pd.concat(table, ignore_index=True)
     set_note(figure, study, *notes)
     stem = study.folder / "figures" / (f"{study.stem}-{part}" if part else study.stem)

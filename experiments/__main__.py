@@ -4,6 +4,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -101,8 +102,10 @@ class Render(Selection):
 
     def run(self, console: Console) -> int:
         scale = get_scale(self.scale).name
-        stems = artefact.chosen(self.artefacts) if self.artefacts else render.stored(scale, self.results_dir)
-        return 1 if render.render_all(stems, scale, self.results_dir, console) else 0
+        named, there = artefact.chosen(self.artefacts) if self.artefacts else (), (self.results_dir / scale).is_dir()
+        with execute.alone_in(self.results_dir, console) if there else nullcontext():  # a mistake leaves nothing behind
+            stems = named or render.stored(scale, self.results_dir)
+            return 1 if render.render_all(stems, scale, self.results_dir, console) else 0
 
 
 @dataclass(frozen=True, kw_only=True)

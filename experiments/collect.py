@@ -160,12 +160,19 @@ def is_collected(spec: DrawSpec) -> bool:
     return not spec.draw_these and all(line and _is_collected(each, line, spec.results_dir) for each, line in wanted)
 
 
+def drawn_file(results_dir: Path, scale: str, stem: str) -> Path:
+    """Return the file that says that an artefact was drawn, written once all is: a line per file of its drawing."""
+    return results_dir / scale / f".{stem}.drawn"
+
+
 def is_drawn(spec: DrawSpec) -> bool:
-    """Return whether the numbers of an artefact's picture or table, which are written last, are newer than its lines."""
-    folder, lines = spec.results_dir / spec.scale, study_file(spec.results_dir, spec.scale, spec.stem)
-    names = (f"{place}/{spec.stem}{part}.csv" for place in ("figures", "tables") for part in ("", "-*"))
-    drawn = max((path.stat().st_mtime_ns for name in names for path in folder.glob(name)), default=-1)
-    return lines.is_file() and drawn >= lines.stat().st_mtime_ns
+    """Return whether an artefact was drawn to the end after its lines were written, and all files of that are there."""
+    drawn, lines = (place(spec.results_dir, spec.scale, spec.stem) for place in (drawn_file, study_file))
+    try:
+        names, newer = drawn.read_text().splitlines(), drawn.stat().st_mtime_ns >= lines.stat().st_mtime_ns
+    except OSError:
+        return False
+    return newer and all((drawn.parent / name).is_file() for name in names)
 
 
 def _is_collected(wanted: LineSpec, line: Line, results_dir: Path) -> bool:

@@ -87,7 +87,8 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     none has rows, 3 if something was not met."""
     scale, results_dir = specs[0].scale, specs[0].results_dir
     found, runs, broken = list[Collected](), list[Path](), list[str]()
-    with _alone_in(results_dir, console):
+    results_dir.mkdir(parents=True, exist_ok=True)
+    with alone_in(results_dir, console):
         for spec in specs:
             try:
                 collected = collect(spec)
@@ -113,9 +114,9 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
 
 
 @contextmanager
-def _alone_in(results_dir: Path, console: Console) -> Iterator[None]:
-    """Hold a results folder for this process: lines of figures and records of runs are read, joined and written again."""
-    results_dir.mkdir(parents=True, exist_ok=True)
+def alone_in(results_dir: Path, console: Console) -> Iterator[None]:
+    """Hold a results folder for this process: lines of figures and records of runs are read, joined and written again, and what
+    is drawn must all be of the same rows."""
     handle = os.open(results_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)  # a colleague's, too, where the umask allows it
     with open(handle):
         try:

@@ -26,6 +26,7 @@ POLL_S = 0.1
 PROCESS_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ELASTIC = "TORCHELASTIC_"
 SAVE_S = 120.0
+"""Seconds in which what was told to stop can save, and in which processes of a training follow one that has left."""
 GRACE_S = 10.0
 """Seconds in which the other processes of a training can say what is wrong, once one has failed."""
 TOGETHER = (restarts.FINISHED, restarts.REQUEUE, restarts.INTERRUPTED)
@@ -47,6 +48,8 @@ class _Running:
     started: float = field(default_factory=time.monotonic)
     failed: tuple[int, float] | None = None
     """Number of the process that failed first, and when."""
+    left: float | None = None
+    """Time at which the first process saved and left."""
 
     @property
     def seconds(self) -> float:
@@ -64,9 +67,13 @@ class _Running:
 
     def ended_with(self) -> int | None:
         """Return the exit code once every process has ended: that of the first which failed, if any did. Such a one ends the
-        others, which would wait for it."""
+        others, which would wait for it; so does one that has left without them."""
         codes = [process.exitcode for process in self.processes]
-        if self.failed is None:
+        if self.left is None and not {restarts.REQUEUE, restarts.INTERRUPTED}.isdisjoint(codes):
+            self.left = time.monotonic()
+        if self.left is not None and time.monotonic() - self.left > SAVE_S:
+            self.send(signal.SIGKILL)
+        elif self.failed is None:
             wrong = [at for at, code in enumerate(codes) if code not in (None, *TOGETHER)]
             at = min(wrong, key=lambda at: codes[at] != restarts.ERROR, default=None)  # a mistake to mend is what all will say
             self.failed = None if at is None else (at, time.monotonic())

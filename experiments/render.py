@@ -23,6 +23,7 @@ from analysis.statistics import LEVEL
 from analysis.study import Study, read_lines, study_file
 from analysis.verdict import JUDGED, Claim, Status, Verdict, judge
 from experiments.artefact import FOLDERS, Artefact, artefacts
+from experiments.collect import drawn_file
 from experiments.forks import begin
 from experiments.pages import ROOT, drawn_starts, minutes_of, write_changed, write_pages
 from experiments.scales import SCALES, Scale, get_scale
@@ -47,13 +48,16 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
                 known[stem].summary(studies[stem])  # before the fork, for the report, too
                 judge(known[stem].claims, studies[stem])
             if stem in stems:
+                drawn_file(results_dir, scale, stem).unlink(missing_ok=True)  # one that is broken off is old and new
                 yield partial(lambda stem: known[stem].draw(studies.get(stem) or Study(results_dir, scale, stem)), stem)
         yield lambda: write_pages(results_dir, studies.values())
 
     *drawings, pages = begin(works())
+    whole = dict[str, list[Path]]()
     for stem, drawn in zip(stems, drawings, strict=True):
         try:
-            for path in drawn():
+            whole[stem] = drawn()
+            for path in whole[stem]:
                 console.print(f"[green]drawn[/] {escape(str(path))}")
         except OSError:
             raise  # a full disk, say: no other could be written either
@@ -67,6 +71,9 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
     write_claims(scale, results_dir, studies)
     for page, why in pages().items():  # no failure: other rows need not bear out what is said of ours
         print(f"note: {page} stays as it was: {why}", file=sys.stderr)
+    for stem, paths in whole.items():
+        names = "".join(f"{os.path.relpath(path, results_dir / scale)}\n" for path in paths)
+        write_atomic(drawn_file(results_dir, scale, stem), names)
     return broken
 
 

@@ -35,7 +35,8 @@ class Submittable(Task):
     """`python -m MODULE ARGS` as a function without arguments, which returns the task's name. RuntimeError if it fails.
 
     The task is a process of its own, so that signals find submitit's handler, which has `checkpoint` let it save and leave, and
-    SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py."""
+    SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py; a training that has had its
+    --max-hours is not."""
 
     cwd: Path
     device: str
@@ -46,16 +47,19 @@ class Submittable(Task):
         started = f"submitit-{os.getpid()}-{time.time_ns()}"
         while True:
             restarts.note_start(self.journal, started, self.folder)
-            action, reason = restarts.note_end(self.journal, started, self.folder, self._run())
+            code = self._run()
+            action, reason = restarts.note_end(self.journal, started, self.folder, code)
             if action == "done":
                 return self.name
+            if action == "again" and code == restarts.REQUEUE and "--max-hours" in self.args:
+                raise RuntimeError(f"{self.name}: {reason}: it has had its --max-hours; submitted again it goes on")
             if action == "failed":
                 words = filter(None, (self.name, reason, restarts.last_words(self.log)))
                 raise RuntimeError(f"{': '.join(words)}; log: {self.log}")
 
     def checkpoint(self) -> DelayedSubmission:
         """Let the task save and leave. Called by submitit in a job's first process, before a time limit and at preemption."""
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended by itself
+        with contextlib.suppress(IndexError, ProcessLookupError, ChildProcessError):  # it has not begun, or has ended
             os.kill(self.pids[-1], signal.SIGUSR2)
             os.waitid(os.P_PID, self.pids[-1], os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(replace(self, pids=[]))

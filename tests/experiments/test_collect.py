@@ -4,8 +4,10 @@ import errno
 import io
 import json
 import math
+import multiprocessing
 import os
 import shutil
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,11 +16,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from analysis import style
 from analysis.study import Study, read_lines, study_file
 from experiments import __main__ as command
 from experiments import collect as collecting
 from experiments import compare, execute, graph
-from experiments.collect import Collected, DrawSpec, collect, is_collected
+from experiments.collect import Collected, DrawSpec, collect, drawn_file, is_collected
 from experiments.overview import print_ancestry, print_plan
 from experiments.plan import Plan, make_plan
 from results.store import meta_path, read_rows, rows_file, run_file
@@ -313,9 +316,35 @@ def test_a_drawing_is_left_to_do_until_its_picture_or_table_is_there(asked, stem
     assert is_collected(plan.drawings[stem]) and left() == ["draw"]
     for _ in range(2):  # a picture that shows the same stays as it was
         assert not execute.draw([*plan.drawings.values()], Console(file=io.StringIO())) and left() == []
-        newest = max(path.stat().st_mtime_ns for path in asked.results_dir.rglob("*.csv"))
-        os.utime(study_file(asked.results_dir, "tiny", stem), ns=(newest, newest + 1))
+        drawn = drawn_file(asked.results_dir, "tiny", stem).stat().st_mtime_ns
+        os.utime(study_file(asked.results_dir, "tiny", stem), ns=(drawn, drawn + 1))
         assert left() == ["draw"], "other lines have come"
+
+
+def test_a_drawing_that_is_killed_between_two_pictures_is_left_to_do(asked, monkeypatch):
+    """Also where both were there before, as the first may be of other rows or code than the second."""
+    plan, save = made(asked), style.save
+
+    def killed(figure, stem):
+        if stem.name.endswith("-lead"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return save(figure, stem)
+
+    def draw() -> int:
+        return execute.draw([*plan.drawings.values()], Console(file=io.StringIO()))
+
+    left = lambda: [task.kind for task in graph.tasks(plan) if task.kind == "draw"]  # noqa: E731
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr("analysis.style.save", killed)
+            process = multiprocessing.get_context("fork").Process(target=draw)
+            process.start()
+            process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert (asked.results_dir / "tiny" / "figures" / f"{FIG2}.csv").is_file() and left() == ["draw"]
+        assert draw() == 0 and left() == []
+    (asked.results_dir / "tiny" / "figures" / f"{FIG2}-lead.png").unlink()
+    assert left() == ["draw"]
 
 
 def test_what_draw_is_told_goes_through_json_and_damage_is_named(asked, tmp_path):

@@ -29,10 +29,10 @@ if action == "gpu":
 if action == "group":
     name += " " + " ".join(os.environ.get(each, "-") for each in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     name += f" {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} on {os.environ['CUDA_VISIBLE_DEVICES']}"
-if action == "one-crashes":
+if action in ("one-crashes", "one-leaves"):
     if os.environ["RANK"] == "1":
         print("error: what the second says", flush=True)
-        os._exit(7)
+        os._exit(7 if action == "one-crashes" else 75)
     time.sleep(60)
 if action == "environment":
     name += " " + " ".join(os.environ.get(each, "-") for each in ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "MKL_CBWR"))
@@ -243,6 +243,30 @@ def test_one_process_that_fails_ends_the_others(task, tmp_path, monkeypatch):
 def test_the_exit_code_of_several_processes(codes, code):
     processes = [SimpleNamespace(exitcode=each, is_alive=lambda each=each: each is None, pid=None) for each in codes]
     assert local._Running(SimpleNamespace(), processes, []).ended_with() == code
+
+
+def test_one_process_that_leaves_alone_ends_the_others(task, monkeypatch):
+    """Such as one that gets a signal before it has met them."""
+    monkeypatch.setattr(local, "SAVE_S", 0.5)
+    began = time.monotonic()
+    assert run([task("train:a", "one-leaves")], 2, 2) == ["train:a"]
+    assert time.monotonic() - began < 30
+    ends = [each for each in restarts.read(task("train:a").journal) if each["event"] == "end"]
+    assert [each["code"] for each in ends] == [75] * (restarts.MAX_RESTARTS + 1)
+
+
+def test_processes_that_leave_together_are_given_time_to_save(monkeypatch):
+    now, killed = [0.0], []
+    processes = [SimpleNamespace(exitcode=code) for code in (75, None)]
+    running = local._Running(SimpleNamespace(), processes, [], started=0.0)
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(local._Running, "send", lambda self, number: killed.append(now[0]))
+    for now[0] in (0.0, local.SAVE_S):
+        assert running.ended_with() is None and not killed
+    now[0] += 0.1
+    assert running.ended_with() is None and killed == [now[0]]
+    processes[1].exitcode = -signal.SIGKILL
+    assert running.ended_with() == 75
 
 
 def test_a_training_has_gpus_of_its_own(task, tmp_path, monkeypatch):

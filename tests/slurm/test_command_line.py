@@ -324,6 +324,17 @@ def test_a_callable_notes_every_start_and_goes_on_as_the_rule_has_it(tmp_path, m
         replace(task, key="train:b", folder=tmp_path / "b")()
 
 
+def test_a_callable_that_has_had_its_hours_is_not_started_again(tmp_path, monkeypatch):
+    """Submitted again, it goes on; a crash is tried again as ever."""
+    task = callables.Submittable("train:a", "training", ("x", "--max-hours", "0.5"), (), (), tmp_path, tmp_path, "cpu")
+    codes = [1, 75, 0]
+    monkeypatch.setattr(callables.Submittable, "_run", lambda self: codes.pop(0))
+    with pytest.raises(RuntimeError, match=r"^train a: saved, to go on: it has had its --max-hours; submitted again it goes"):
+        task()
+    assert codes == [0] and not restarts.has_ended(task.journal, restarts.read(task.journal)[-1]["job"])
+    assert task() == "train a"
+
+
 @pytest.mark.parametrize(("device", "given", "added"), [
     ("cpu", {"RANK": "1", "WORLD_SIZE": "2", "A": "b", "PYTHONPATH": "p"},
     {"A": "b", "PYTHONPATH": f"{callables.ROOT}{os.pathsep}p", "OMP_NUM_THREADS": "1"}),
@@ -342,6 +353,7 @@ def test_a_callable_is_told_to_save_and_submitted_again(tmp_path):
     again = task.checkpoint()
     assert again.function == replace(task, pids=[]) and child.wait() == -signal.SIGUSR2
     assert task.checkpoint().function.pids == []  # it has ended by itself
+    assert replace(task, pids=[]).checkpoint().function == replace(task, pids=[])  # it has not begun
 
 
 @pytest.mark.parametrize(("names", "user", "withdrawn", "ended", "refused"), [
