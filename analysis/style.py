@@ -104,7 +104,7 @@ def changed_note(study: Study) -> str:
     """Say how many of the drawn runs were trained by code that no commit holds; empty where none was."""
     trained = {line.run_id for line in study.lines if line.is_trained}
     changed = {line.run_id for line in study.lines if study.is_from_changed_code(line)}
-    return f"{len(changed)} of {len(trained)} runs from a changed tree" if changed else ""
+    return f"{len(changed)} of {len(trained)} runs of uncommitted code" if changed else ""
 
 
 def set_note(figure: Figure, study: Study, *parts: str) -> None:

@@ -92,7 +92,7 @@ def summary(study: Study) -> Table:
         Column("keys_read", "keys read per decoded token (% of all)", 1),
         Column("loss_change", "loss, pruned minus not (nats, millionths)", 2, style="signed"),
         Column("decoded_change", "decoding, the same", 2, style="signed"),
-        Column("dropped", "largest probability dropped (of e^-10)", 3),
+        Column("dropped", "largest probability dropped (times e^-10)", 3),
     ]
     found, values = skipped(study), dict[str, list[Cell]]()
     for each in found:
@@ -130,7 +130,7 @@ def a1(study: Study) -> Verdict:
 def a7(study: Study) -> Verdict:
     """No query of any head loses e^-10 of its probability: measured, in double precision."""
     found = skipped(study)
-    within = partial(Comparison, bound=1.0, below=True, unit="of e^-10")
+    within = partial(Comparison, bound=1.0, below=True, unit="times e^-10")
     comparisons = [
         within(f"largest probability dropped at context {tokens(each.context)}", Estimate(largest_dropped(each), 0.0))
         for each in found

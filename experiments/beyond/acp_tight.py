@@ -42,7 +42,7 @@ def summary(study: Study):
         Column("loss", "held-out loss (nats)", 4),
         Column("loss_change", "loss, pruned minus not (nats, millionths)", 2, style="signed"),
         Column("loss_change_error", "its standard error over documents", 2),
-        Column("dropped", "largest probability dropped (of e^-10)", 3),
+        Column("dropped", "largest probability dropped (times e^-10)", 3),
         Column("attention", "attention's time (% of that without pruning)", 0),
         Column("step", "training step's time (the same)", 0),
     ]

@@ -26,6 +26,8 @@ from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 SIZES = {TINIES: (8, 32, 64), MINIS: (64, 512, 128), PAPERS: (64, 512, 1024)}
 """Smallest context, tokens whose loss is taken at each place, and documents."""
+APART = 0.16
+"""Width in which all models stand side by side, in doublings of context."""
 EARLY, LATE = 1 / 8, 5 / 8
 """Beginnings of C3 and of C4, as shares of the training context: the paper's 2k and 10k of 16k."""
 TOLERANCE = 0.003
@@ -120,7 +122,7 @@ def draw(study: Study) -> Files:
         "both ends of a segment are of the same tokens, in all models: "
         f"{first.targets} at {places} places of each of {documents} documents",
         f"{fewer}, whose change is added to the value at {tokens(first.everywhere)}" if fewer else "",
-        f"mean of {seeds_of(found)}; bars: 95% intervals (documents by source, and seeds)",
+        f"mean of {seeds_of(found)}; bars: 95% intervals (documents by source, and seeds), side by side about their context",
         f"dashed: training length {tokens(first.train_len)}; what leaves the frame goes on above",
     )
     return publish(study, figure, drawn, *notes)
@@ -147,12 +149,13 @@ def _apart(contexts: list[int], factor: float = 3.5) -> list[int]:
 
 
 def _lines(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw a line per model with its intervals, side by side where they would cover each other."""
+    """Draw a line per model with its intervals, side by side: they would cover each other."""
     axes.axhline(0, color="#222222", linewidth=0.8)
+    step = min(1 / 40, APART / rows["model"].nunique())
     for place, (model, own) in enumerate(rows.groupby("model", sort=False)):
         style = style_of(str(model))
         bars = np.abs(own[["low", "high"]].to_numpy() - own[["value"]].to_numpy()).T
-        x = own["context"] * 2 ** ((place - rows["model"].nunique() / 2) / 40)
+        x = own["context"] * 2 ** ((place - rows["model"].nunique() / 2) * step)
         drawn = axes.errorbar(x, own["value"], bars, color=style.colour, marker=style.marker, markersize=3, elinewidth=0.9)
         if style.dashes:
             drawn.lines[0].set_dashes(style.dashes)

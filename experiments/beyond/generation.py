@@ -97,7 +97,8 @@ def summary(study: Study) -> Table:
 
 
 def findings(study: Study) -> list[str]:
-    """A sentence for each number of sequences at a time, the fastest first, and one on what is kept; of the longest text."""
+    """A sentence for each number of sequences at a time, the fastest first, what softmax attention is decoded by, and what is
+    kept; of the longest text."""
     table = timed(study)
     table = table[table["seq_len"] == table["seq_len"].max()]
     table = table.assign(name=[name_of(model, cache) for model, cache in zip(table["model"], table["cache"], strict=True)])
@@ -110,4 +111,7 @@ def findings(study: Study) -> list[str]:
     least = table[table["batch_size"] == table["batch_size"].min()].sort_values("mib", kind="stable")
     sizes = [f"{mib:,.0f}" if mib >= 100 else f"{mib:.3g}" for mib in least["mib"]]
     kept = [f"{name} {size}" for name, size in zip(least["name"], sizes, strict=True)]
-    return [*said, f"Kept of one text of {text} tokens, in MiB: {', '.join(kept)}."]
+    if any("transformer" in model for model in table["model"]):
+        said.append(SOFTMAX)
+    what = "In memory for one text of"
+    return [*said, f"{what} {text} tokens, with sums of the gates and free places, in MiB: {', '.join(kept)}."]

@@ -116,7 +116,7 @@ def _steps_note(study: Study, panels: dict[str, dict[str, list[LossCurve]]]) -> 
     curves = sorted((curve for own in panels.get("context", {}).values() for curve in own), key=lambda curve: curve.train_len)
     steps = [str(steps) for steps in dict.fromkeys(_sequences(study, curve) for curve in curves)]
     if len(steps) > 1:
-        return f"contexts: inseparable from their {', '.join(steps)} sequences a step"
+        return f"contexts differ in their sequences a step, too: {', '.join(steps)}"
     return f"contexts: cut from {steps[0]} pieces of text a step" if len(curves) > len(PAIR) else ""
 
 

@@ -26,6 +26,11 @@ Mode = Literal["times", "errors", "decode", "model", "tiles"]
 Kind = Literal["forgetting_attention", "stick_breaking", "mamba2_recurrence", "short_convolution"]
 PACKAGES = Path(__file__).parents[1]
 TABLES = {"errors_by_regime": error_table, "decoding": decoding_table, "fla_model": model_table}
+REGIMES = {
+    "forgetting_attention": "Gates from very local to global over the heads, or all open.",
+    "stick_breaking": "Logits N(-9, 1), which let every key count (long), or N(0, 1), where a stick is used up after some\n"
+    "fifty keys (short); softmax attention takes as long with any.",
+}
 DRAWN = {
     "forgetting_attention": ("attention.png", "local to global", "forget gates from very local to global over the heads"),
     "stick_breaking": ("stick_breaking.png", "long", "logits N(-9, 1): nothing can be skipped"),
@@ -120,7 +125,8 @@ def tables(measured: dict[str, pd.DataFrame]) -> str:
         "# Times and errors of the kernels\n\nWritten by `python -m kernels.benchmark --show` from the rows in measurements/.\n"
     )
     for kind, rows in measured.items():
-        text += f"\n## {kind}\n\n{TABLES.get(kind, table)(rows)}\n"
+        about = f"{REGIMES[kind]}\n\n" if kind in REGIMES else ""
+        text += f"\n## {kind}\n\n{about}{TABLES.get(kind, table)(rows)}\n"
     return text
 
 

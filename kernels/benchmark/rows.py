@@ -67,7 +67,8 @@ def table(rows: pd.DataFrame) -> str:
         lines.append((gpu, triton, ", ".join(map(str, shape)), operation, gates, *(cells.get(name, "") for name in names)))
     note = "Milliseconds, newest rows."
     if newest.ratio.notna().any():
-        note = "Times as fast as cuDNN's softmax attention in the same measuring, newest rows; for cuDNN milliseconds."
+        base = "for cuDNN milliseconds, which are alike in all regimes"
+        note = f"Times as fast as cuDNN's softmax attention in the same measuring, newest rows; {base}."
     return f"{note}\n\n{markdown(('GPU', 'Triton', 'B, T, H, D', 'pass', 'regime', *names), lines)}"
 
 

@@ -233,9 +233,9 @@ def test_notes_on_the_scale(of, note, above, axes):
 
 def test_notes_on_changed_code(axes):
     assert [style.changed_note(study(changed=count)) for count in (0, 1, 3)] == [
-        "", "1 of 3 runs from a changed tree", "3 of 3 runs from a changed tree"]  # fmt: skip
+        "", "1 of 3 runs of uncommitted code", "3 of 3 runs of uncommitted code"]  # fmt: skip
     style.set_note(axes.figure, study(changed=2))
-    assert axes.figure.get_suptitle().endswith("books, bytes · 2 of 3 runs from a changed tree")
+    assert axes.figure.get_suptitle().endswith("books, bytes · 2 of 3 runs of uncommitted code")
     for inches, width in ((7.0, 147), (3.5, 74)):
         axes.figure.set_figwidth(inches)
         style.set_note(axes.figure, study(), "word " * 99)

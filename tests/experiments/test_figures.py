@@ -236,7 +236,12 @@ def test_generation_is_told_from_the_fastest_to_the_slowest(tmp_path):
     assert found[:2] == [
         f"Tokens decoded per second after {text} of 1k tokens: {rate}" for text, rate in zip(texts, rates, strict=True)
     ]
-    assert found[2].startswith("Kept of one text of 1k tokens, in MiB: FoX (Pro) 4, ") and len(found) == 3
+    assert (
+        found[2].startswith(
+            "In memory for one text of 1k tokens, with sums of the gates and free places, in MiB: FoX (Pro) 4, "
+        )
+        and len(found) == 3
+    )
 
 
 def evicted(tmp_path, seeds=2):
@@ -380,9 +385,9 @@ def test_runs_from_a_changed_tree_are_said_on_the_picture(tmp_path):
         record["starts"] = [{"date": "2026-01-01", "git_dirty": False}]
     assert changed_note(study) == ""
     study.runs[study.lines[0].run_id]["starts"].append({"date": "2026-01-02", "git_dirty": True})
-    assert changed_note(study) == "1 of 3 runs from a changed tree"
+    assert changed_note(study) == "1 of 3 runs of uncommitted code"
     note = Image.open(fig2_per_token_loss.draw(study)[0]).info["Description"]
-    assert note.endswith("1 of 3 runs from a changed tree")
+    assert note.endswith("1 of 3 runs of uncommitted code")
 
 
 def test_one_seed_has_no_band(tmp_path):
@@ -644,7 +649,7 @@ def test_the_appendix_names_the_lines_of_figure_6_that_it_lacks(tmp_path):
 def test_figure_6_says_that_contexts_differ_in_sequences_a_step(tmp_path):
     study = scales(tmp_path)
     note = Image.open(fig6_scale.draw(study)[0]).info["Description"]
-    assert "contexts: inseparable from their 8, 4 sequences a step" in note
+    assert "contexts differ in their sequences a step, too: 8, 4" in note
 
 
 def test_figure_7_has_two_panels_per_block_and_the_papers_window_in_proportion(tmp_path):
