@@ -23,7 +23,7 @@ from experiments.overview import count, print_plan
 from experiments.plan import Run, make_plan, write_specs
 from experiments.recipes import recipes
 from experiments.request import Request
-from experiments.scales import SCALES, for_ablations, sizes_at
+from experiments.scales import SCALES, TINY, for_ablations, sizes_at
 from experiments.stick_breaking import stick_recall
 from experiments.stick_breaking.stick_extrapolation import far
 from results.store import read_run, record_run, run_file
@@ -195,6 +195,21 @@ def test_a_scale_that_a_figure_has_no_run_at_is_told_with_the_figure(asked):
     wanted = replace(asked, artefacts=("acp_tiles",), scale="340m-slimpajama", data="hf:some/texts")
     with pytest.raises(ValueError, match=r"^acp_tiles, .* at 340m-slimpajama: document_len 2048 is not a multiple of seq_len"):
         make_plan(wanted, rehearsal=True)
+
+
+def test_what_a_scale_cannot_have_is_told_with_what_to_leave_out(asked, monkeypatch):
+    """A scale too narrow for HGRN2, then with a tokeniser whose questions do not fit into the needle test's reserve."""
+    narrow = replace(TINY, name="narrow", hidden_size=64, default_tokenizer="bytes", heldout_documents=2)
+    monkeypatch.setitem(SCALES, "narrow", narrow)
+    wanted, others = replace(asked, artefacts=(*MAIN,), scale="narrow"), ("fox_pro", "mamba2")
+    remedy = r"leave the line out with --only or --line, or leave out fig2_per_token_loss\.$"
+    with pytest.raises(ValueError, match=rf"'hgrn2', at narrow: hidden_size 64 .* expand_ratio 128; {remedy}"):
+        make_plan(wanted)
+    with pytest.raises(ValueError, match=r"raise the reserve \(--reserve; of a scale `needle` .*\); or leave out fig4_needle$"):
+        make_plan(replace(wanted, only=others))
+    assert make_plan(replace(wanted, only=others, artefacts=tuple(stem for stem in MAIN if stem != "fig4_needle"))).runs
+    with pytest.raises(ValueError, match=r"raise the reserve \(--reserve; of a scale `needle` in experiments/scales.py\)$"):
+        make_plan(replace(wanted, only=others, artefacts=("fig4_needle",)))
 
 
 def test_what_a_gpu_cannot_compute_is_refused(asked):
