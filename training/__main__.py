@@ -24,6 +24,8 @@ class Arguments:
     76 a GPU of this node is broken."""
 
     run_dir: tyro.conf.Positional[Path]
+    """Run folder, whose spec.json `python -m experiments run` has written. It is not for editing: settings of your own are a
+    line of a figure's file (CONTRIBUTING.md, "A figure or table")."""
     corpus_dir: Path | None = None
     """Folder of the prepared corpus; a synthetic task needs none."""
     tokenizer: str | None = None
