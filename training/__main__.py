@@ -29,7 +29,7 @@ class Arguments:
     corpus_dir: Path | None = None
     """Folder of the prepared corpus; a synthetic task needs none."""
     tokenizer: str | None = None
-    """For LongCrawl64: gpt2-json:FOLDER, where vocab.json and merges.txt lie (default: the hub's)."""
+    """For LongCrawl64 alone: gpt2-json:FOLDER, where vocab.json and merges.txt lie (default: the hub's)."""
     threads: PositiveInt = 1
     """CPU threads of this process; 1 makes results independent of the machine's number of cores."""
     quiet: bool = False

@@ -238,6 +238,11 @@ def test_the_tokenisers_folder_reaches_trainings_and_evaluations(asked):
             assert parse(Job, list(task.args), "eval.job", None).sources.tokenizer == "gpt2-json:vocabulary"
 
 
+def test_a_tokeniser_that_a_training_would_not_read_is_not_handed_to_it(asked):
+    plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss",), tokenizer="bytes"))
+    assert not any("--tokenizer" in task.args for task in graph.tasks(plan) if task.kind == "train")
+
+
 def test_another_corpus_is_another_run_and_needs_another_folder(asked, tmp_path):
     request = replace(asked, artefacts=("fig2_per_token_loss",), only=("fox_pro",))
     plan = make_plan(request)
