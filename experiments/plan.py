@@ -274,10 +274,12 @@ def check(plan: Plan) -> None:
     needles = any(isinstance(spec, needle.Spec) for run in plan.runs.values() for spec in run.evals)
     if plan.request.judge_model is not None and not needles:
         ignored.append("--judge-model")
+    if "--judge-url" in ignored and needles:
+        raise ValueError("--judge-url: read only with --judge-model MODEL; give that, too.")
     if ignored:
-        raise ValueError(
-            f"{', '.join(ignored)}: nothing that {', '.join(plan.drawings)} need at {plan.request.scale} reads it."
-        )
+        need, them = "needs" if len(plan.drawings) == 1 else "need", "it" if len(ignored) == 1 else "them"
+        nothing = f"nothing that {', '.join(plan.drawings)} {need} at {plan.request.scale} reads {them}"
+        raise ValueError(f"{', '.join(ignored)}: {nothing}.")
     for drawing in plan.drawings.values():
         _check_stored(plan, drawing)
 

@@ -388,8 +388,22 @@ def test_models_besides_are_lines_where_lines_are_models(asked):
 
 
 def test_a_judge_that_nothing_asks_is_refused(asked):
-    with pytest.raises(ValueError, match="--judge-model: nothing that fig2_per_token_loss need at tiny reads it"):
+    with pytest.raises(ValueError, match=r"^--judge-model: nothing that fig2_per_token_loss needs at tiny reads it\.$"):
         make_plan(replace(asked, artefacts=("fig2_per_token_loss",), judge_model="gpt"))
+
+
+def test_a_judges_address_without_a_model_is_refused_with_the_option_that_reads_it(asked):
+    only, url = replace(asked, only=("fox_pro",)), UserData(judge_url="http://x")
+    with pytest.raises(ValueError, match=r"^--judge-url: read only with --judge-model MODEL; give that, too\.$"):
+        make_plan(replace(only, artefacts=("fig4_needle", "fig2_per_token_loss"), user_data=url))
+    assert make_plan(replace(only, artefacts=("fig4_needle",), user_data=url, judge_model="m")).runs
+    two = replace(only, artefacts=("fig2_per_token_loss", "fig3_forget_gates"))
+    with pytest.raises(
+        ValueError, match=r"^--judge-url: nothing that fig2_per_token_loss, fig3_forget_gates need at tiny reads it"
+    ):
+        make_plan(replace(two, user_data=url))
+    with pytest.raises(ValueError, match=r"^--judge-url, --judge-model: nothing that .* need at tiny reads them\.$"):
+        make_plan(replace(two, user_data=url, judge_model="m"))
 
 
 def test_a_synthetic_task_needs_no_text(asked):
