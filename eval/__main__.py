@@ -54,6 +54,8 @@ def run_command(command: On) -> int:
     out = command.out or (own if subject.run is None else subject.path / "evals" / f"{eval_id(spec)}.parquet")
     if out.suffix != ".parquet":
         raise ValueError(f"--out {out} must end in .parquet")
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder: name a file.")
     context.folder = out.parent
     if not run(Loaded(subject, device), spec, context, out):
         print(f"{out} exists, nothing to do", file=sys.stderr)

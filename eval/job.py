@@ -22,6 +22,7 @@ from eval.shell.machine import go_offline_if_unreachable, machine_name, peak_mem
 from eval.shell.partial import Partial
 from eval.shell.sources import Sources
 from eval.shell.spec import EvalSpec
+from results.atomic import check_writable
 from results.provenance import provenance
 from results.store import fault_of, read_rows, write_rows
 from training.command_line import guarded, parse, short
@@ -91,6 +92,7 @@ def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
     subject, name = loaded.subject, eval_id(spec)
     if exists(out, subject, spec):
         return False
+    check_writable(out.parent, "the folder", "name another file with --out")  # and not once all is computed
     weights = weights_of(subject, spec)
     partial = out.with_name(out.name.removesuffix(".parquet") + ".partial.jsonl")
     identity = "/".join(filter(None, (subject.run_id, name, weights)))

@@ -77,7 +77,8 @@ def train_task(plan: Plan, run: Run, processes: int = 1) -> Planned:
         micro_batch_tokens=scale.micro_batch_tokens, compile=scale.compile, processes=processes,
     )  # fmt: skip
     micro_batch_size(run.spec.train, processes, execution.micro_batch_tokens)
-    tokenizer = () if request.tokenizer is None else ("--tokenizer", request.tokenizer)
+    named = request.tokenizer if run.spec.data.source == "longcrawl64" else None  # other corpora hold theirs
+    tokenizer = () if named is None else ("--tokenizer", named)
     args = (str(run.folder.path), "--quiet", *arguments_of(execution), *_corpus_args(run, "--corpus-dir"), *tokenizer)
     makes = (run.folder.export / "manifest.json",)
     return Planned(f"train:{run.spec.folder_name}", "training", args, _prepared(run), makes, run.folder.path, run)

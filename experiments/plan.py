@@ -150,7 +150,8 @@ def _spec_of(recipe: Recipe, data: DataSpec, stem: str) -> RunSpec:
     try:
         return recipe.run_spec(data)
     except ValueError as error:
-        raise ValueError(f"{stem}, {recipe.label!r}, at {recipe.scale}: {short(error)}; leave {stem} out.") from None
+        remedy = f"leave the line out with --only or --line, or leave out {stem}"
+        raise ValueError(f"{stem}, {recipe.label!r}, at {recipe.scale}: {short(error)}; {remedy}.") from None
 
 
 def _as_found(runs_dir: Path, spec: RunSpec) -> RunSpec:
@@ -267,17 +268,29 @@ def check(plan: Plan) -> None:
             try:
                 spec.check(run.spec, run.corpus.counts())
             except ValueError as error:
-                raise ValueError(f"{spec.kind} of {run.spec.name} at {run.spec.scale}: {error}") from None
+                reason = f"{spec.kind} of {run.spec.name} at {run.spec.scale}: {error}"
+                raise ValueError(reason + _without(plan, run, spec)) from None
     ignored = unread((spec for run in plan.runs.values() for spec in run.evals), plan.request.sources)
     needles = any(isinstance(spec, needle.Spec) for run in plan.runs.values() for spec in run.evals)
     if plan.request.judge_model is not None and not needles:
         ignored.append("--judge-model")
+    if "--judge-url" in ignored and needles:
+        raise ValueError("--judge-url: read only with --judge-model MODEL; give that, too.")
     if ignored:
-        raise ValueError(
-            f"{', '.join(ignored)}: nothing that {', '.join(plan.drawings)} need at {plan.request.scale} reads it."
-        )
+        need, them = "needs" if len(plan.drawings) == 1 else "need", "it" if len(ignored) == 1 else "them"
+        nothing = f"nothing that {', '.join(plan.drawings)} {need} at {plan.request.scale} reads {them}"
+        raise ValueError(f"{', '.join(ignored)}: {nothing}.")
     for drawing in plan.drawings.values():
         _check_stored(plan, drawing)
+
+
+def _without(plan: Plan, run: Run, spec: EvalSpec) -> str:
+    """The words that name the artefacts without which an evaluation is not wanted, where others are left then."""
+    line, found = (run.spec.run_id, eval_id(spec)), []
+    for stem, drawing in plan.drawings.items():
+        if line in ((each.line.run_id, name) for each in drawing.lines for name in each.evals):
+            found.append(stem)
+    return "" if len(found) == len(plan.drawings) else f"; or leave out {', '.join(found)}"
 
 
 def _check_stored(plan: Plan, spec: DrawSpec) -> None:

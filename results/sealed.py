@@ -32,11 +32,13 @@ def read_sealed(path: Path, remedy: str, types: dict[str, type] | None = None) -
     with values of these `types` by name."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        seal = values.pop(SEAL)
+        seal = values.pop(SEAL, None)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: {remedy}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({type(error).__name__}): {remedy}") from None
+    if seal is None:
+        raise ValueError(f"{path} has no {SEAL}, by which it is known to be as it was written: {remedy}")
     if seal != _digest(values):
         raise ValueError(f"{path} was changed after it was written (its SHA-256 differs): {remedy}")
     if not all(isinstance(values.get(name), kind) for name, kind in (types or {}).items()):

@@ -36,8 +36,22 @@ class Run:
         from slurm.submit import planned, rehearse, submit, whole_paths
 
         cluster = read_cluster(self.cluster)
+        self._check_device(cluster.gpus_per_node)
         plan = planned(whole_paths(self.request), cluster, rehearsal=self.dry_run)
         return (rehearse if self.dry_run else submit)(plan, cluster, console)
+
+    def _check_device(self, gpus_per_node: int) -> None:
+        """Raise ValueError for a --device that contradicts the cluster file, which is where jobs run."""
+        device = self.request.execution.device
+        if device == "cpu" and gpus_per_node:
+            reason = f"{self.cluster} has gpus_per_node {gpus_per_node}, so its jobs are for GPUs"
+            remedy = "or take a cluster file without gpus_per_node and gpus"
+        elif device == "cuda" and not gpus_per_node:
+            reason = f"{self.cluster} has no gpus_per_node, so its jobs are without GPUs"
+            remedy = "or say gpus_per_node and gpu_tflops there"
+        else:
+            return
+        raise ValueError(f"--device {device}: {reason}. Leave --device out, {remedy}.")
 
 
 @dataclass(frozen=True, kw_only=True)

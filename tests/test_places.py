@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.artefact import MAIN
 from tests.checkout import ROOT, copy_code
 from tests.texts import write_texts
 
@@ -80,8 +81,8 @@ SCALE = Example(
             "        MINI, MINI_SHORT, ",
             """\
         replace(
-            TINY, name="made-up", about="a few seconds", hidden_size=64, seq_len=64, document_len=256, batch_tokens=128,
-            train_tokens=128 * 30, warmup_tokens=128 * 5, heldout_documents=8, default_tokenizer="bytes",
+            TINY_NARROW, name="made-up", about="some seconds a training", seq_len=128, batch_tokens=256,
+            train_tokens=256 * 30, warmup_tokens=256 * 5, heldout_documents=8,
         ),  # fmt: skip
 ...""",
         ),
@@ -205,7 +206,7 @@ def test_the_code_on_the_page_is_the_code_that_is_tried(checkout):
 
 
 def test_what_was_added_is_trained_evaluated_and_drawn(checkout, tmp_path):
-    texts = write_texts(tmp_path / "texts", documents=12)
+    texts = write_texts(tmp_path / "texts", documents=36)
     stems = ("last_losses", "fig7_gate_types")
     lines = [word for label in ("fox_llama", "simple*", "data-dependent", "the same*") for word in ("--line", label)]
     data = ("--scale", "made-up", "--data", f"text:{texts}")
@@ -215,6 +216,15 @@ def test_what_was_added_is_trained_evaluated_and_drawn(checkout, tmp_path):
     assert "simple_gla" in (results / "figures" / "last_losses.csv").read_text()
     assert "the same for all heads" in (results / "figures" / "fig7_gate_types.csv").read_text()
     assert all(title in (results / "report.html").read_text() for title in ("Last losses", "Kinds of forget gate"))
+
+
+def test_the_main_figures_are_planned_for_all_models_at_the_scale_and_run_for_one(checkout, tmp_path):
+    at = ("--scale", "made-up", "--data", f"text:{write_texts(tmp_path / 'texts', documents=36)}")
+    folders = [word for name in ("runs", "results") for word in (f"--{name}-dir", str(tmp_path / name))]
+    assert "to do: 7 trainings" in checkout.run("-m", "experiments", "plan", *at, *folders)
+    checkout.run("-m", "experiments", "run", *at, *folders, "--only", "fox_pro")
+    drawn = {path.stem for path in (tmp_path / "results" / "made-up").glob("*/*.csv")}
+    assert drawn >= set(MAIN)
 
 
 def test_what_was_added_is_written_as_ruff_wants_it(checkout):

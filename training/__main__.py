@@ -24,10 +24,12 @@ class Arguments:
     76 a GPU of this node is broken."""
 
     run_dir: tyro.conf.Positional[Path]
+    """Run folder, whose spec.json `python -m experiments run` has written. It is not for editing: settings of your own are a
+    line of a figure's file (CONTRIBUTING.md, "A figure or table")."""
     corpus_dir: Path | None = None
     """Folder of the prepared corpus; a synthetic task needs none."""
     tokenizer: str | None = None
-    """For LongCrawl64: gpt2-json:FOLDER, where vocab.json and merges.txt lie (default: the hub's)."""
+    """For LongCrawl64 alone: gpt2-json:FOLDER, where vocab.json and merges.txt lie (default: the hub's)."""
     threads: PositiveInt = 1
     """CPU threads of this process; 1 makes results independent of the machine's number of cores."""
     quiet: bool = False

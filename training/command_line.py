@@ -101,7 +101,8 @@ def short(error: ValueError | OSError) -> str:
         remedy = ". Free some space and start the same command again." if full else ""
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + remedy
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
+        surplus = "unexpected_keyword_argument"  # says more of a misspelt key than that the right one is missing
+        first = min(error.errors(), key=lambda each: each["type"] != surplus)
         where = ".".join(str(part) for part in first["loc"] if part not in TYPES)
         value = first.get("input")
         given = f" (given: {value!r})" if isinstance(value, str | int | float | bool) else ""

@@ -33,6 +33,7 @@ def train(
     what the user can mend (nothing has been computed then) and OSError for a full disk (checkpoints stay whole)."""
     folder = RunFolder.open(run_dir)
     spec = folder.read_spec()
+    check_read(spec, corpus_dir, tokenizer)
     device = pick_device(execution.device)
     check_device(spec, device.type)
     if device.type == "cuda":
@@ -44,6 +45,15 @@ def train(
             return EXIT_FINISHED
         corpus = None if spec.data.recall is not None else open_corpus(corpus_dir, tokenizer, spec)
         return _train(folder, spec, corpus, execution, world, stop, quiet or not world.is_main)
+
+
+def check_read(spec: RunSpec, corpus_dir: Path | None, tokenizer: str | None) -> None:
+    """Raise ValueError for a corpus or a tokeniser that the run does not read."""
+    if corpus_dir is not None and spec.data.recall is not None:
+        raise ValueError(f"--corpus-dir {corpus_dir}: {spec.name} makes its own sequences; leave it out.")
+    if tokenizer is not None and spec.data.source != "longcrawl64":
+        reason = f"only LongCrawl64 comes without its own, and {spec.name} is trained on {spec.data.source}"
+        raise ValueError(f"--tokenizer {tokenizer}: {reason}; leave it out.")
 
 
 def open_corpus(corpus_dir: Path | None, tokenizer: str | None, spec: RunSpec) -> Corpus:

@@ -20,11 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from results.atomic import write_atomic
-from results.sealed import read_sealed, write_sealed
+from results.sealed import SEAL, read_sealed, write_sealed
 from results.store import fault_of, read_meta
 from training import manifest
 from training.command_line import short
@@ -32,6 +33,7 @@ from training.lines import Row, line, read_line, read_lines
 from training.spec import RunSpec
 
 LOCK_WAIT_S = 20.0
+OWN_SETTINGS = "settings of your own are a line of a figure's file (CONTRIBUTING.md), of which `run` makes a run folder"
 
 
 class RunFolder:
@@ -66,12 +68,20 @@ class RunFolder:
 
     def read_spec(self) -> RunSpec:
         """Return the spec. ValueError, too, for one edited after the run began: the folder would hold what it does not say."""
-        remedy = "put the original back, or delete the folder: its experiment makes it again; other settings are another run"
-        values = read_sealed(self.spec_file, remedy)
+        remedy = f"put the original back, or delete the folder: its experiment makes it again; {OWN_SETTINGS}"
         try:
-            return RunSpec.from_json(json.dumps(values))
-        except ValidationError as error:
-            raise ValueError(f"{self.spec_file} is not a valid run spec: {short(error)}; {remedy}") from error
+            values = read_sealed(self.spec_file, remedy)
+        except ValueError:
+            self._check_fields(remedy)  # which says more than that it was edited
+            raise
+        return _spec_of(self.spec_file, values, remedy)
+
+    def _check_fields(self, remedy: str) -> None:
+        """Raise ValueError that names a field, where the spec would be none with its seal, either."""
+        with suppress(OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            values = json.loads(self.spec_file.read_text(encoding="utf-8"))
+            if isinstance(values, dict):
+                _spec_of(self.spec_file, {name: value for name, value in values.items() if name != SEAL}, remedy)
 
     @cached_property
     def run_id(self) -> str:
@@ -195,6 +205,14 @@ class RunFolder:
 
     def _write(self, path: Path, rows: list[Row]) -> None:
         write_atomic(path, "".join(line(row, self.run_id) for row in rows))
+
+
+def _spec_of(file: Path, values: dict[str, Any], remedy: str) -> RunSpec:
+    """Return the spec of a file's values. ValueError that names the field that is wrong."""
+    try:
+        return RunSpec.from_json(json.dumps(values))
+    except ValidationError as error:
+        raise ValueError(f"{file} is not a valid run spec: {short(error)}; {remedy}") from error
 
 
 def _complete(rows: list[Row], num_steps: int) -> bool:

@@ -178,7 +178,8 @@ def check_device(spec: RunSpec, device: str) -> None:
     """Raise ValueError where the run cannot be computed on `device` (cpu, cuda)."""
     if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.kind in FP32_REFUSED:
         refused = f"{spec.name} at {spec.scale} is trained in fp32, which fla's {FP32_REFUSED[spec.model.kind]} on a GPU"
-        raise ValueError(f"{refused}: use --device cpu, or leave the model out with --only")
+        remedy = "use --device cpu (with `python -m slurm run` a cluster file without gpus_per_node and gpus)"
+        raise ValueError(f"{refused}: {remedy}, or leave the model out with --only")
 
 
 def check_capability(spec: RunSpec, capability: tuple[int, int]) -> None:

@@ -97,7 +97,8 @@ class Grid(HaystackSpec):
         query, needle = most(each.query for each in wordings), most(each.hidden(self.mode) for each in wordings)
         if query + 1 > self.reserve:
             what = f"the query and BOS have up to {query + 1} tokens ({tokenizer}), more than the {self.reserve} reserved"
-            raise ValueError(f"{what}: prompts would be longer than their cell; raise the reserve")
+            remedy = "raise the reserve (--reserve; of a scale `needle` in experiments/scales.py)"
+            raise ValueError(f"{what}: prompts would be longer than their cell; {remedy}")
         haystack = min(self.lengths) - self.reserve - needle
         if haystack < LEAST_HAYSTACK:
             what = f"length {min(self.lengths)} may leave as few as {max(haystack, 0)} tokens of haystack"

@@ -1,5 +1,6 @@
 """Evaluations that read tokens of held-out documents, from the first document on. Torch-free."""
 
+import math
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -36,16 +37,21 @@ class HeldoutSpec(EvalSpec):
         return replace(self, corpus=fingerprint(setting.corpus), precision=self.precision or setting.precision)
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
-        self.check_extent(None if counts is None else counts.heldout_rows, run.data.document_len)
+        there = None if counts is None else counts.heldout_rows
+        times = math.ceil(10 * self.extent[0] / (there or 1)) / 10
+        remedy = f"give about {times:g} times as much text (--data, of which a share is held out)"
+        self.check_extent(there, run.data.document_len, f"{remedy}, or hold out files with as many (--heldout PATH)")
         if self.GATED and not (isinstance(run.model, ForgettingTransformerSpec) and run.model.forget_gate != "none"):
             raise ValueError(f"{run.name} has no forget gates: choose a FoX, such as fox_pro")
 
-    def check_extent(self, there: int | None, document_len: int) -> None:
+    def check_extent(
+        self, there: int | None, document_len: int, remedy: str = "ask for fewer, or name a corpus that holds out more"
+    ) -> None:
         """Raise ValueError where the held-out split has fewer documents (`there`; None: not known) or shorter ones."""
         documents, length = self.extent
         if there is not None and documents > there:
-            remedy = "ask for fewer, or hold out more text (--heldout FILES, or more of --data)"
-            raise ValueError(f"{documents} documents exceed the {there} held-out documents of the corpus: {remedy}")
+            what = f"{documents} documents exceed the {there} held-out documents of the corpus (of {document_len} tokens)"
+            raise ValueError(f"{what}: {remedy}")
         if length > document_len:
             raise ValueError(f"{length} tokens exceed the {document_len} tokens of the corpus's documents: ask for fewer")
 

@@ -6,7 +6,7 @@ share of the causal tiles each pruning rule leaves (needs no GPU)."""
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -99,6 +99,16 @@ def measured(options: Options) -> None:
         print(markdown(("B, T, H, D", "left by ACP's rule (%)", "left by the tight rule (%)"), lines))
 
 
+def check_shown(options: Options) -> None:
+    """Raise ValueError for options that `--show` does not read, and for a mode that stores nothing."""
+    unread = {"only", "shape", "limit_s", "code"}
+    given = [item.name for item in fields(Options) if item.name in unread and getattr(options, item.name) != item.default]
+    if given:
+        raise ValueError(f"--show reads no {', '.join('--' + name.replace('_', '-') for name in given)}; leave it out")
+    if "tiles" in options.modes:
+        raise ValueError("tiles has no stored rows to show; without --show it is computed, with no GPU")
+
+
 def show(options: Options) -> None:
     """Print a table for each mode whose rows are there, and draw the times. ValueError: none are there."""
     kinds = {"times": options.operators, "errors": ("errors_by_regime",), "decode": ("decoding",), "model": ("fla_model",)}
@@ -106,7 +116,9 @@ def show(options: Options) -> None:
     there = {kind: read(kind, options.rows) for kind in asked if any((options.rows / kind).glob("*.parquet"))}
     if asked and not there:
         raise ValueError(f"{options.rows} holds no measurements; measure first")
-    folder = PICTURES if options.rows == FOLDER else options.rows
+    if not asked:
+        return
+    folder = PICTURES if options.rows.resolve() == FOLDER.resolve() else options.rows
     for kind, rows in there.items():
         if kind in DRAWN:
             name, gates, title = DRAWN[kind]
@@ -145,8 +157,7 @@ def page(kind: str, measured: dict[str, pd.DataFrame]) -> str:
 def main() -> int:
     options = tyro.cli(Options, prog="python -m kernels.benchmark", description=__doc__)
     try:
-        if not options.show:
-            measured(options)
+        (check_shown if options.show else measured)(options)
         show(options)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

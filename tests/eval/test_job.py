@@ -1,5 +1,6 @@
 """The entry points: a job over several specs, what exists is skipped, errors are short, interruptions keep what is done."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -154,6 +155,35 @@ def test_a_model_of_others_gets_a_file_of_its_own(make_run, corpus, tmp_path, ti
     assert "name another file with --out" in capsys.readouterr().err
     other_spec = [*options[:2], "--context-len", "32", "--num-documents", "1"]
     assert eval_main(["per_token_loss", "--model", str(exports[0]), *other_spec, "--out", str(first)]) == 2
+
+
+def test_a_place_where_nothing_can_be_written_is_named_before_anything_is_computed(
+    make_run, corpus, write, tmp_path, monkeypatch, capsys
+):
+    run, (spec,) = make_run(), write(LOSS)
+    options = ["--model", str(run), "--corpus", str(corpus.folder), "--context-len", "128", "--num-documents", "2"]
+    there, folder, file = tmp_path / "there.parquet", tmp_path / "folder.parquet", tmp_path / "file"
+    assert eval_main(["per_token_loss", *options, "--out", str(there)]) == 0
+    folder.mkdir()
+    file.write_text("")
+    told = "cannot be written: Permission denied; name another file with --out"
+
+    def refused(dir: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    monkeypatch.setattr(eval.per_token_loss.measure, "evaluate", None)
+    capsys.readouterr()
+    for out, said in (
+        (tmp_path / "new" / "x.parquet", f"{tmp_path}/new {told}"),
+        (file / "x.parquet", f"{file} cannot be written: File exists; name another file with --out"),
+        (folder, f"--out {folder} is a folder: name a file"),
+    ):
+        assert eval_main(["per_token_loss", *options, "--out", str(out)]) == 2
+        assert f"{said}.\n" in capsys.readouterr().err
+    assert job_main([str(run), "--spec", spec, "--corpus", str(corpus.folder)]) == 2
+    assert f"{run}/evals {told}" in capsys.readouterr().err
+    assert eval_main(["per_token_loss", *options, "--out", str(there)]) == 0  # what is there needs no place
 
 
 def test_a_copied_model_is_the_same_model_and_a_changed_one_is_not(make_run, corpus, tmp_path):

@@ -23,7 +23,7 @@ from experiments.overview import count, print_plan
 from experiments.plan import Run, make_plan, write_specs
 from experiments.recipes import recipes
 from experiments.request import Request
-from experiments.scales import SCALES, for_ablations, sizes_at
+from experiments.scales import SCALES, TINY, for_ablations, sizes_at
 from experiments.stick_breaking import stick_recall
 from experiments.stick_breaking.stick_extrapolation import far
 from results.store import read_run, record_run, run_file
@@ -197,9 +197,24 @@ def test_a_scale_that_a_figure_has_no_run_at_is_told_with_the_figure(asked):
         make_plan(wanted, rehearsal=True)
 
 
+def test_what_a_scale_cannot_have_is_told_with_what_to_leave_out(asked, monkeypatch):
+    """A scale too narrow for HGRN2, then with a tokeniser whose questions do not fit into the needle test's reserve."""
+    narrow = replace(TINY, name="narrow", hidden_size=64, default_tokenizer="bytes", heldout_documents=2)
+    monkeypatch.setitem(SCALES, "narrow", narrow)
+    wanted, others = replace(asked, artefacts=(*MAIN,), scale="narrow"), ("fox_pro", "mamba2")
+    remedy = r"leave the line out with --only or --line, or leave out fig2_per_token_loss\.$"
+    with pytest.raises(ValueError, match=rf"'hgrn2', at narrow: hidden_size 64 .* expand_ratio 128; {remedy}"):
+        make_plan(wanted)
+    with pytest.raises(ValueError, match=r"raise the reserve \(--reserve; of a scale `needle` .*\); or leave out fig4_needle$"):
+        make_plan(replace(wanted, only=others))
+    assert make_plan(replace(wanted, only=others, artefacts=tuple(stem for stem in MAIN if stem != "fig4_needle"))).runs
+    with pytest.raises(ValueError, match=r"raise the reserve \(--reserve; of a scale `needle` in experiments/scales.py\)$"):
+        make_plan(replace(wanted, only=others, artefacts=("fig4_needle",)))
+
+
 def test_what_a_gpu_cannot_compute_is_refused(asked):
     """fla's DeltaNet kernels take no fp32; at scales in bf16 they are planned."""
-    with pytest.raises(ValueError, match=r"delta_net at tiny .* fp32, .* --device cpu, or leave the model out with --only"):
+    with pytest.raises(ValueError, match=r"delta_net at tiny .* fp32, .* --device cpu \(.*\), or leave the model out with"):
         make_plan(asked.on("cuda"))
     assert paper_plan(asked).runs
 
@@ -221,6 +236,11 @@ def test_the_tokenisers_folder_reaches_trainings_and_evaluations(asked):
         assert task.args[task.args.index("--tokenizer") + 1] == "gpt2-json:vocabulary"
         if task.kind == "evaluate":
             assert parse(Job, list(task.args), "eval.job", None).sources.tokenizer == "gpt2-json:vocabulary"
+
+
+def test_a_tokeniser_that_a_training_would_not_read_is_not_handed_to_it(asked):
+    plan = make_plan(replace(asked, artefacts=("fig2_per_token_loss",), tokenizer="bytes"))
+    assert not any("--tokenizer" in task.args for task in graph.tasks(plan) if task.kind == "train")
 
 
 def test_another_corpus_is_another_run_and_needs_another_folder(asked, tmp_path):
@@ -368,8 +388,22 @@ def test_models_besides_are_lines_where_lines_are_models(asked):
 
 
 def test_a_judge_that_nothing_asks_is_refused(asked):
-    with pytest.raises(ValueError, match="--judge-model: nothing that fig2_per_token_loss need at tiny reads it"):
+    with pytest.raises(ValueError, match=r"^--judge-model: nothing that fig2_per_token_loss needs at tiny reads it\.$"):
         make_plan(replace(asked, artefacts=("fig2_per_token_loss",), judge_model="gpt"))
+
+
+def test_a_judges_address_without_a_model_is_refused_with_the_option_that_reads_it(asked):
+    only, url = replace(asked, only=("fox_pro",)), UserData(judge_url="http://x")
+    with pytest.raises(ValueError, match=r"^--judge-url: read only with --judge-model MODEL; give that, too\.$"):
+        make_plan(replace(only, artefacts=("fig4_needle", "fig2_per_token_loss"), user_data=url))
+    assert make_plan(replace(only, artefacts=("fig4_needle",), user_data=url, judge_model="m")).runs
+    two = replace(only, artefacts=("fig2_per_token_loss", "fig3_forget_gates"))
+    with pytest.raises(
+        ValueError, match=r"^--judge-url: nothing that fig2_per_token_loss, fig3_forget_gates need at tiny reads it"
+    ):
+        make_plan(replace(two, user_data=url))
+    with pytest.raises(ValueError, match=r"^--judge-url, --judge-model: nothing that .* need at tiny reads them\.$"):
+        make_plan(replace(two, user_data=url, judge_model="m"))
 
 
 def test_a_synthetic_task_needs_no_text(asked):

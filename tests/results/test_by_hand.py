@@ -22,7 +22,7 @@ def test_what_is_not_json_is_not_written(values, compact, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("body", [None, b"\xff", b"3", b"null", b"[]", b'["sha256"]', b"{}", b'"text"', b"[" * 100_000])
+@pytest.mark.parametrize("body", [None, b"\xff", b"3", b"null", b"[]", b'["sha256"]', b'"text"', b"[" * 100_000])
 def test_whatever_lies_there_is_no_sealed_file(body, tmp_path):
     path = tmp_path / "x.json"
     path.mkdir() if body is None else path.write_bytes(body)

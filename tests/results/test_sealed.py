@@ -80,7 +80,7 @@ def test_what_is_no_sealed_file_is_refused_in_one_line(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match="do this") as caught:
         read_sealed(path, "do this")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and ("x.json has no sha256" in str(caught.value)) == (text in ("{}", '{"a": 1}'))
     with pytest.raises(ValueError, match=r"nothing\.json is missing: do this"):
         read_sealed(tmp_path / "nothing.json", "do this")
 

@@ -67,6 +67,26 @@ def test_the_whole_paper_is_rehearsed_without_slurm_and_without_data(command, tm
     assert len(trainings) == 7 and all(args[args.index("--parallel") + 1] == "fsdp" for args in trainings)
 
 
+def test_a_device_that_the_cluster_file_contradicts_is_refused_and_the_remedies_hold(command, tmp_path):
+    university, without = tmp_path / "university.toml", tmp_path / "without.toml"
+    text = (CLUSTERS / "university.toml").read_text().replace("\ngpus = 8", "\ngpus = 4")  # a step at tiny has 4 sequences
+    university.write_text(text)
+    without.write_text("".join(line for line in text.splitlines(keepends=True) if "gpu" not in line))
+    said = {}
+    for file, device in ((university, "cpu"), (without, "cuda")):
+        code, _, said[device] = command("fig2", "--scale", "tiny", "--device", device, "--cluster", str(file), "--dry-run")
+        assert code == 2 and said[device].startswith(f"error: --device {device}: ") and said[device].count("\n") == 1
+        assert f"{file} " in said[device] and "Leave --device out" in said[device]
+    assert "gpus_per_node 8, so" in said["cpu"] and "a cluster file without gpus_per_node and gpus" in said["cpu"]
+    assert "no gpus_per_node, so" in said["cuda"] and "gpus_per_node and gpu_tflops" in said["cuda"]
+    code, _, errors = command("fig2", "--scale", "tiny", "--cluster", str(university), "--dry-run")
+    assert code == 2 and "delta_net at tiny is trained in fp32" in errors
+    assert "with `python -m slurm run` a cluster file without gpus_per_node and gpus" in errors
+    for file, more in ((university, ("--device", "cuda", "--only", "fox_pro")), (without, ()), (without, ("--device", "cpu"))):
+        code, shown, errors = command("fig2", "--scale", "tiny", "--cluster", str(file), "--dry-run", *more)
+        assert code == 0 and ("--gpus-per-node=" in shown) == (file == university), errors
+
+
 def test_submitting_without_slurm_is_an_error_of_one_line(command, tmp_path):
     cluster = str(CLUSTERS / "university.toml")
     code, _, errors = command("fig2_per_token_loss", "--cluster", cluster, "--data", "longcrawl64:/nowhere")

@@ -271,6 +271,24 @@ def test_a_corpus_is_opened_with_its_tokeniser(monkeypatch, tokenizer, fingerpri
     assert asked == [(Path("c"), {"document_len": 64, "tokenizer": None if tokenizer is None else "parsed gpt2-json:f"})]
 
 
+@pytest.mark.parametrize(("source", "corpus", "tokenizer", "refused"), [
+    ("packages", "c", "gpt2-json:f", "--tokenizer gpt2-json:f: only LongCrawl64 comes without its own, and n is"),
+    ("recall", None, "bytes", "--tokenizer bytes: only LongCrawl64"), ("longcrawl64", "c", "gpt2-json:f", None),
+    ("recall", "c", None, "--corpus-dir c: n makes its own sequences"), ("packages", "c", None, None),
+    ("recall", None, None, None),
+])  # fmt: skip
+def test_options_that_a_training_does_not_read_are_refused(monkeypatch, tmp_path, source, corpus, tokenizer, refused):
+    def stop(name: str) -> None:
+        raise ValueError("goes on")
+
+    data = SimpleNamespace(source=source, recall="task" if source == "recall" else None)
+    spec = SimpleNamespace(name="n", data=data)
+    monkeypatch.setattr(loop.RunFolder, "open", lambda path: SimpleNamespace(read_spec=lambda: spec))
+    monkeypatch.setattr(loop, "pick_device", stop)
+    with pytest.raises(ValueError, match=f"^{refused or 'goes on'}"):
+        loop.train(tmp_path, Path(corpus) if corpus else None, Execution(), tokenizer=tokenizer)
+
+
 @pytest.mark.parametrize(("words", "threads", "quiet", "tokenizer"), [
     ([], 1, False, None), (["--threads", "3", "--quiet", "--tokenizer", "gpt2-json:f", "--device", "cpu"], 3, True,
     "gpt2-json:f"),
@@ -306,6 +324,7 @@ def test_a_training_looks_at_its_device_and_its_export_before_its_corpus(make_ru
     monkeypatch.setattr(loop, "check_device", lambda spec, device: did.append((spec == run.read_spec(), device)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (device.index, 0))
     monkeypatch.setattr(loop, "check_capability", lambda spec, capability: did.append((spec.name, capability)))
+    monkeypatch.setattr(loop, "check_read", lambda spec, corpus_dir, tokenizer: None)
     monkeypatch.setattr(loop, "StopRequest", lambda hours: f"stops after {hours}")
     monkeypatch.setattr(loop, "join_world", join)
     monkeypatch.setattr(loop, "already_exported", lambda folder, spec, world: did.append(folder.path) or done)

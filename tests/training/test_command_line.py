@@ -31,6 +31,13 @@ def test_wrong_options(capfd, tmp_path, option, words):
     assert words in error and error.endswith("; see python -m training --help\n")
 
 
+def test_the_help_says_what_a_run_folder_holds(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "whose spec.json `python -m experiments run` has written" in said and "settings of your own are a line" in said
+
+
 def test_letters_that_the_locale_lacks(capfd):
     """They would reach a JSON file as halves of letters, after the corpus is prepared."""
     with pytest.raises(SystemExit) as stop:

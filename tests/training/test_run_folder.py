@@ -64,8 +64,29 @@ def test_an_edited_spec_is_refused(make_run, start):
     outcome = start(run)
     assert outcome.exit_code() == 1 and "was changed after it was written" in outcome.output
     assert not run.metrics_file.exists()
-    run.spec_file.write_text("{}")
+    run.spec_file.write_text("{")
     with pytest.raises(ValueError, match=r"spec\.json cannot be read"):
+        run.read_spec()
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize(("changes", "words"), [
+    ({}, None), ({"peak_lr": "high"}, r"train\.peak_lr: Input should be a valid number \(given: 'high'\)"),
+    ({"train_tokens": -5}, r"train\.train_tokens: Input should be greater than 0 \(given: -5\)"),
+    ({"peak_lrr": 0.1, "peak_lr": None}, r"train\.peak_lrr: Unexpected keyword argument"),
+])  # fmt: skip
+def test_a_spec_of_ones_own_is_refused_with_its_field_and_the_way_to_have_it(make_run, sealed, changes, words):
+    run = make_run(steps=4)
+    values = json.loads(run.spec_file.read_text())
+    values["train"] = {
+        name: value for name, value in (values["train"] | {"peak_lr": 0.004} | changes).items() if value is not None
+    }
+    if not sealed:
+        del values["sha256"]
+    run.spec_file.write_text(json.dumps(values))
+    seal = "was changed after it was written" if sealed else "has no sha256"
+    said = seal if words is None else f"is not a valid run spec: {words}"
+    with pytest.raises(ValueError, match=rf"spec\.json {said}.*; settings of your own are a line of a figure's file \(CONTRIB"):
         run.read_spec()
 
 

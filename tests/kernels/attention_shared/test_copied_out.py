@@ -51,6 +51,15 @@ def test_a_copy_under_another_name_equals_its_reference(tmp_path, operator, pare
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.parametrize("operator", ["forgetting_attention", "stick_breaking"])
+def test_what_a_folder_needs_beside_it_stands_on_its_page(tmp_path, operator):
+    shutil.copytree(KERNELS / operator, tmp_path / operator, ignore=shutil.ignore_patterns("__pycache__"))
+    alone = subprocess.run([sys.executable, "-c", f"import {operator}"], cwd=tmp_path, capture_output=True, check=False)
+    page = " ".join((tmp_path / operator / "README.md").read_text().split())
+    assert alone.returncode != 0 and "without `attention_shared` this folder neither imports nor installs" in page
+    assert f"side by side into a package of your own (`from package.{operator} import ...`)" in page
+
+
 @pytest.mark.parametrize("folder", ["forgetting_attention", "stick_breaking", "attention_shared"])
 def test_a_folder_takes_nothing_from_outside(folder):
     """Also where no machine without a GPU looks: relative imports stay inside the folder and the shared one."""

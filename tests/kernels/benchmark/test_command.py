@@ -95,7 +95,47 @@ def test_what_is_shown_of_what_is_there(tmp_path, monkeypatch, capsys):
         (tmp_path / kind / "a.parquet").write_bytes(b"")
     command.show(Options(rows=tmp_path))
     assert (tmp_path / "README.md").read_text().split() == list(kinds)
+    capsys.readouterr()
     command.show(Options(rows=tmp_path, modes=("tiles",)))
+    assert capsys.readouterr().out == ""
+
+
+def test_the_stored_rows_are_the_same_by_whatever_path(tmp_path, monkeypatch):
+    """Nothing is drawn into their folder, which the default spelt relatively is, too."""
+    rows, pictures, places = tmp_path / "results" / "measurements", tmp_path / "pictures", []
+    (rows / "stick_breaking").mkdir(parents=True)
+    (rows / "stick_breaking" / "a.parquet").write_bytes(b"")
+    (tmp_path / "link").symlink_to(rows)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "FOLDER", rows)
+    monkeypatch.setattr(command, "PICTURES", pictures)
+    monkeypatch.setattr(command, "read", lambda kind, folder: kind)
+    monkeypatch.setattr(command, "tables", " ".join)
+    monkeypatch.setattr(command, "draw", lambda rows, path, *given: places.append(path))
+    for spelt in (rows, Path("results/measurements"), tmp_path / "link", Path("results/../results/measurements")):
+        command.show(Options(rows=spelt))
+    assert places == [pictures / "stick_breaking.png"] * 4
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--only", "nonsense"], "--show reads no --only; leave it out"),
+    (["--shape", "1", "2", "3", "16", "--code", "c"], "--show reads no --shape, --code; leave it out"),
+    (["--limit-s", "9"], "--show reads no --limit-s; leave it out"),
+    (["times", "tiles"], "tiles has no stored rows to show; without --show it is computed, with no GPU"),
+])  # fmt: skip
+def test_what_show_cannot_read_is_refused(monkeypatch, capsys, words, said):
+    monkeypatch.setattr("sys.argv", ["benchmark", *words, "--show"])
+    monkeypatch.setattr(command, "show", None)
+    assert command.main() == 2 and capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_models_are_shown_and_tiles_are_computed(asked, monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr(command, "show", shown.append)
+    for words in (["model", "--show"], ["tiles", "--shape", "1", "2", "3", "16"]):
+        monkeypatch.setattr("sys.argv", ["benchmark", *words])
+        assert command.main() == 0
+    assert [options.modes for options in shown] == [("model",), ("tiles",)] and "1, 2, 3, 16" in capsys.readouterr().out
 
 
 def test_tables_by_hand():
