@@ -48,14 +48,15 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
 
 
 def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFolder:
-    """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, weights
-    that do not fit, a model that is not the recipe's."""
+    """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, files
+    that are not those of its manifest, weights that do not fit, a model that is not the recipe's."""
     from models.build import load_model, spec_of
 
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; name one with config.json and safetensors.")
     if (folder / "export").is_dir() and not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is the folder of a run: name {folder / 'export'}, which holds its model.")
+    manifest.check(folder)
     plain, found = recipe.run_spec(data), spec_of(load_model(folder))
     if said := apart(found, plain.model):
         raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name what it is with --as and --scale.")

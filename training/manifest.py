@@ -39,6 +39,13 @@ def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
         return f"{MANIFEST} is missing, cut off, altered or of another version"
 
 
+def check(folder: Path) -> None:
+    """Read a model's folder against its manifest, where it came with one. ValueError: a file is missing or was altered."""
+    if (folder / MANIFEST).is_file() and (said := fault(folder, digests=True)) is not None:
+        remedy = f"Copy it again; a {MANIFEST} from elsewhere, or of files that were changed on purpose, can be deleted."
+        raise ValueError(f"{folder} is damaged: {said}. {remedy}")
+
+
 def weights(folder: Path) -> str | None:
     """Return the digest of the weights of a sealed folder, by what its manifest says; None where it has none."""
     try:

@@ -18,6 +18,7 @@ from experiments.request import Request
 from experiments.scales import SCALES
 from models.build import build_model
 from tests.texts import write_texts
+from training import manifest
 
 FIG2 = "fig2_per_token_loss"
 DRAW_FILES = ("[]", "{}", "null", "[{}]", "[" * 100_000)
@@ -96,6 +97,21 @@ def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, capsys):
     (tmp_path / "run" / "export").mkdir(parents=True)
     said = mistake(capsys, ["adopt", str(tmp_path / "run"), "--as", "fox_pro"])
     assert f"run is the folder of a run: name {tmp_path / 'run' / 'export'}, which holds its model" in said
+
+
+def test_a_damaged_checkpoint_is_not_adopted(folders, texts, tmp_path, capsys):
+    """Known by the manifest that it came with."""
+    published, where = tmp_path / "published", ["--data", f"text:{texts}", *folders[: folders.index("--results-dir")]]
+    build_model(model_spec("fox_llama", SCALES["tiny"], 512)).save_pretrained(published)
+    manifest.seal(published, run_id="theirs")
+    whole = (published / "model.safetensors").read_bytes()
+    (published / "model.safetensors").write_bytes(whole[:-400] + bytes(byte ^ 255 for byte in whole[-400:]))
+    capsys.readouterr()
+    said = mistake(capsys, ["adopt", str(published), "--as", "fox_llama", *where])
+    assert f"{published} is damaged: model.safetensors was altered (its SHA-256 differs). Copy it again;" in said
+    assert not Path(folders[1]).exists()
+    (published / "model.safetensors").write_bytes(whole)
+    assert main(["adopt", str(published), "--as", "fox_llama", *where]) == 0
 
 
 def test_an_empty_folder_of_texts(folders, tmp_path, capsys):
