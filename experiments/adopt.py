@@ -32,7 +32,7 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
     if recipe.model or recipe.train or recipe.seed or recipe.task:
         return None
     found = []
-    for path in sorted((runs_dir / recipe.scale).glob(f"{recipe.name}-*/adopted.json")):
+    for path in _adopted(runs_dir, recipe):
         spec = RunFolder.open(path.parent).read_spec()
         if spec.weights is None:
             raise ValueError(f"{path} was put here from elsewhere: run {spec.run_id} was not adopted; delete the file.")
@@ -49,7 +49,7 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
 
 def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFolder:
     """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, files
-    that are not those of its manifest, weights that do not fit, a model that is not the recipe's."""
+    that are not those of its manifest, weights that do not fit, a model that is not the recipe's, another one was adopted."""
     from models.build import load_model, spec_of
 
     if not folder.is_dir():
@@ -61,6 +61,9 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     if said := apart(found, plain.model):
         raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name what it is with --as and --scale.")
     spec = replace(plain, model=found, weights=_digest(folder))
+    for other in (path.parent for path in _adopted(runs_dir, recipe) if path.parent.name != spec.folder_name):
+        remedy = "delete that folder first, or adopt into another --runs-dir."
+        raise ValueError(f"{other} is adopted as {recipe.name} at {recipe.scale} already, and there can be one: {remedy}")
     run = RunFolder.create(runs_dir / recipe.scale / spec.folder_name, spec)
     if not run.finished:
         partial = run.path / "export.partial"
@@ -71,6 +74,11 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     about = {"folder": folder.name, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
     (run.path / "adopted.json").write_text(json.dumps(about) + "\n")
     return run
+
+
+def _adopted(runs_dir: Path, recipe: Recipe) -> list[Path]:
+    """Return the files that say which run folders were adopted as this model at this scale."""
+    return sorted((runs_dir / recipe.scale).glob(f"{recipe.name}-*/adopted.json"))
 
 
 def apart(found: ModelSpec, wanted: ModelSpec) -> str:
