@@ -10,9 +10,13 @@ from rich.console import Console
 
 from analysis.study import Study, read_lines, study_file
 from experiments import execute
+from experiments.adopt import adopt
 from experiments.collect import collect, is_collected
 from experiments.overview import print_ancestry
-from experiments.plan import Plan, make_plan
+from experiments.plan import Plan, corpus_at, make_plan
+from experiments.recipes import Recipe, model_spec
+from experiments.scales import SCALES
+from models.build import build_model
 from results.sealed import read_sealed, write_sealed
 from results.store import META, read_rows, read_run, run_file
 from tests.experiments.finished import finish
@@ -140,3 +144,67 @@ def test_an_evaluation_of_weights_that_were_replaced_is_made_again(asked):
     manifest.seal(run.folder.export, run_id=run.spec.run_id)
     assert run.missing_evals == run.evals
     assert collect(plan.drawings[FIG2]) is None
+
+
+@pytest.fixture
+def published(tmp_path) -> Path:
+    """A checkpoint of fox_pro at tiny."""
+    build_model(model_spec("fox_pro", SCALES["tiny"], 512)).save_pretrained(tmp_path / "published")
+    return tmp_path / "published"
+
+
+def adopted(asked, published: Path, where: str) -> Plan:
+    """A plan of Figure 2 whose only run was adopted into a folder of its own, and evaluated."""
+    asked = replace(asked, artefacts=(FIG2,), only=("fox_pro",), runs_dir=asked.runs_dir.with_name(where))
+    corpus = corpus_at(asked, SCALES["tiny"], rehearsal=False)
+    adopt(published, Recipe("fox_pro", "fox_pro", "tiny"), corpus.spec, asked.runs_dir)
+    plan = make_plan(replace(asked, results_dir=asked.results_dir.with_name("theirs")))
+    (run,) = plan.runs.values()
+    assert run.folder.finished and run.spec.weights is not None
+    finish(run, evaluations=True)
+    return plan
+
+
+def test_adopted_weights_take_no_place_of_a_training(asked, published):
+    """Neither in a folder of runs, where a new plan would draw them, nor in a figure; a run that has not been begun is none."""
+    own = trained(asked, b"own", 2.0)
+    said(own)
+    (run,) = own.runs.values()
+    before = contents(asked.runs_dir)
+    with pytest.raises(
+        ValueError, match=rf"{run.folder.path} is a training of seed 0, whose place fox_pro-\w+, adopted, takes"
+    ):
+        adopted(asked, published, "runs")
+    assert contents(asked.runs_dir) == before
+    theirs = adopted(asked, published, "theirs")
+    (their_run,) = theirs.runs.values()
+    names = rf"run {their_run.spec.run_id} is adopted, and neither averaged with run {run.spec.run_id} \(seed 0\) nor drawn in"
+    with pytest.raises(ValueError, match=names):
+        make_plan(replace(theirs.request, results_dir=asked.results_dir))
+    their_run.folder.path.rename(run.folder.path.with_name(their_run.folder.path.name))
+    with pytest.raises(ValueError, match=r"is a training of seed 0, .*--runs-dir FOLDER"):
+        make_plan(replace(own.request, results_dir=theirs.request.results_dir))
+    run.folder.provenance_file.unlink()
+    assert make_plan(replace(own.request, results_dir=theirs.request.results_dir)).runs.keys() == theirs.runs.keys()
+
+
+def test_adopted_weights_are_no_seed_of_a_series(asked, published):
+    """Neither of one that is asked for with them nor of one drawn before; drawn alone, the report says what they are."""
+    theirs = adopted(asked, published, "theirs")
+    (run,) = theirs.runs.values()
+    for seeds in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match=rf"run {run.spec.run_id} is adopted, .* \(seed 1\) .*--seeds 0 asks for it alone"):
+            make_plan(replace(theirs.request, seeds=seeds))
+    said(theirs)
+    report = (theirs.request.results_dir / "tiny" / "report.html").read_text()
+    assert report.count("<td>adopted</td>") == 2, "of the line and of the run"
+    with pytest.raises(ValueError, match=rf"run {run.spec.run_id} is adopted, and neither averaged"):
+        make_plan(replace(theirs.request, seeds=(1,)))
+    another = make_plan(replace(theirs.request, seeds=(1,), results_dir=asked.results_dir))
+    (other,) = another.runs.values()
+    other.folder.create(other.folder.path, other.spec)
+    finish(other, evaluations=True, weights=b"other")
+    said(another)
+    with pytest.raises(ValueError, match=rf"averaged with run {other.spec.run_id} \(seed 1\)"):
+        make_plan(replace(theirs.request, results_dir=asked.results_dir))
+    make_plan(replace(theirs.request, only=("hgrn2",), seeds=(0, 1)))
