@@ -208,3 +208,17 @@ def test_adopted_weights_are_no_seed_of_a_series(asked, published):
     with pytest.raises(ValueError, match=rf"averaged with run {other.spec.run_id} \(seed 1\)"):
         make_plan(replace(theirs.request, results_dir=asked.results_dir))
     make_plan(replace(theirs.request, only=("hgrn2",), seeds=(0, 1)))
+
+
+def test_why_names_adopted_weights_once(asked, published):
+    """By the digest that rows have, which is of the weights alone, also where the run's own is of a tokeniser, too."""
+    (published / "tokenizer.json").write_text("{}")
+    theirs = adopted(asked, published, "theirs")
+    (run,) = theirs.runs.values()
+    said(theirs)
+    console = Console(record=True, width=300)
+    print_ancestry(FIG2, "tiny", theirs.request.results_dir, console)
+    why = console.export_text()
+    assert run.spec.weights != run.folder.weights and run.spec.weights not in why
+    assert f"(fox_pro, trained elsewhere and adopted): run {run.spec.run_id} of scale tiny" in why
+    assert why.count("weights") == 1 and f"drawn from weights {run.folder.weights}" in why
