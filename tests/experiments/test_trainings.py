@@ -18,7 +18,7 @@ from experiments.recipes import Recipe, model_spec
 from experiments.scales import SCALES
 from models.build import build_model
 from results.sealed import read_sealed, write_sealed
-from results.store import META, read_rows, read_run, run_file
+from results.store import META, meta_path, read_rows, read_run, run_file
 from tests.experiments.finished import finish
 from training import manifest
 
@@ -144,6 +144,38 @@ def test_an_evaluation_of_weights_that_were_replaced_is_made_again(asked):
     manifest.seal(run.folder.export, run_id=run.spec.run_id)
     assert run.missing_evals == run.evals
     assert collect(plan.drawings[FIG2]) is None
+
+
+def test_lost_rows_of_a_replaced_training_are_told_with_what_brings_the_figure_back(asked):
+    """The run folder makes no rows of weights that it does not hold, however often they are asked for."""
+    said(trained(asked, b"first", 2.0))
+    second = trained(asked, b"second", 2.1, where="again")
+    said(second)
+    (name,) = line_of(asked).files
+    rows = asked.results_dir / name
+    for path in (meta_path(rows), rows):
+        path.unlink()
+        with pytest.raises(ValueError, match=rf"^{path} is lost: bring it back .git restore., or .* --draw-these-trainings$"):
+            collect(second.drawings[FIG2])
+        path.touch()
+    rows.unlink()
+    meta_path(rows).unlink()
+    said(make_plan(replace(second.request, draw_these_trainings=True)))
+    said(second)
+    assert line_of(asked).weights == digest_of(second)
+
+
+def test_lost_rows_that_nothing_asks_for_any_more_are_told_with_what_brings_the_figure_back(asked):
+    plan, file = trained(asked, b"first", 2.0), study_file(asked.results_dir, "tiny", FIG2)
+    said(plan)
+    values = read_sealed(file, "")
+    (line,) = values["lines"]
+    write_sealed(file, {**values, "lines": [{**line, "files": {**line["files"], "tiny/rows/needle/0-1.parquet": "2"}}]})
+    with pytest.raises(ValueError, match=rf"needle/0-1.parquet is lost: .* or delete {file}, which `run` writes again$"):
+        collect(plan.drawings[FIG2])
+    file.unlink()
+    said(plan)
+    assert read_sealed(file, "") == values
 
 
 @pytest.fixture
