@@ -296,6 +296,7 @@ def _runs(studies: Iterable[Study]) -> list[dict[str, Any]]:
             versions = {"python": last.get("python"), **(last.get("versions") or {})}
             about = {
                 "line": line,
+                "adopted": record["spec"].get("weights") is not None,
                 "params": _params(record),
                 "train": record["spec"]["train"],
                 "loss": record.get("final_loss"),

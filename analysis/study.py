@@ -260,6 +260,10 @@ class Study:
         found = trainings_of(self.runs[line.run_id]) if line.weights else []
         return next((each for each in found if each["weights"] == line.weights), None)
 
+    def is_adopted(self, line: Line) -> bool:
+        """Say whether the weights of a line's run were trained elsewhere and adopted, by which no seed of ours is known."""
+        return self.spec(line.run_id).get("weights") is not None
+
     def is_from_changed_code(self, line: Line) -> bool:
         """Say whether files differed from their commit when the training that a line is drawn from was started."""
         training = self._training(line)

@@ -1,7 +1,7 @@
 """Published checkpoints as runs: `python -m experiments adopt FOLDER --as fox_pro --scale 760m-48b --data ...`.
 
 The run's identity holds the digest of the weights and the tokeniser. Plans take an adopted run for the unchanged recipe of its
-name, scale and seed 0, instead of training it."""
+name, scale and seed 0, instead of training it; beside trainings of that recipe, or in their place, it is refused."""
 
 import datetime
 import hashlib
@@ -28,11 +28,12 @@ SWITCHES = (
 
 
 def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | None:
-    """The adopted run that stands for `recipe`, if there is one. ValueError if there are several, or it is for other data."""
+    """The adopted run that stands for `recipe`, if there is one. ValueError if there are several, it is for other data, or a
+    training of ours is there, too."""
     if recipe.model or recipe.train or recipe.seed or recipe.task:
         return None
     found = []
-    for path in sorted((runs_dir / recipe.scale).glob(f"{recipe.name}-*/adopted.json")):
+    for path in _adopted(runs_dir, recipe):
         spec = RunFolder.open(path.parent).read_spec()
         if spec.weights is None:
             raise ValueError(f"{path} was put here from elsewhere: run {spec.run_id} was not adopted; delete the file.")
@@ -44,22 +45,29 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
         other = f"{found[0].data.source}, {found[0].data.fingerprint}; this is {data.fingerprint}"
         remedy = "adopt it for this one into another --runs-dir."
         raise ValueError(f"{found[0].folder_name} was adopted for another corpus ({other}): {remedy}")
+    if found:
+        _refuse_beside_own(runs_dir, recipe, data, found[0])
     return found[0] if found else None
 
 
 def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFolder:
-    """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, weights
-    that do not fit, a model that is not the recipe's."""
+    """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, files
+    that are not those of its manifest, weights that do not fit, a model that is not the recipe's, another one was adopted."""
     from models.build import load_model, spec_of
 
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; name one with config.json and safetensors.")
     if (folder / "export").is_dir() and not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is the folder of a run: name {folder / 'export'}, which holds its model.")
+    manifest.check(folder)
     plain, found = recipe.run_spec(data), spec_of(load_model(folder))
     if said := apart(found, plain.model):
         raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name what it is with --as and --scale.")
     spec = replace(plain, model=found, weights=_digest(folder))
+    for other in (path.parent for path in _adopted(runs_dir, recipe) if path.parent.name != spec.folder_name):
+        remedy = "delete that folder first, or adopt into another --runs-dir."
+        raise ValueError(f"{other} is adopted as {recipe.name} at {recipe.scale} already, and there can be one: {remedy}")
+    _refuse_beside_own(runs_dir, recipe, data, spec)
     run = RunFolder.create(runs_dir / recipe.scale / spec.folder_name, spec)
     if not run.finished:
         partial = run.path / "export.partial"
@@ -70,6 +78,18 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     about = {"folder": folder.name, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
     (run.path / "adopted.json").write_text(json.dumps(about) + "\n")
     return run
+
+
+def _adopted(runs_dir: Path, recipe: Recipe) -> list[Path]:
+    """Return the files that say which run folders were adopted as this model at this scale."""
+    return sorted((runs_dir / recipe.scale).glob(f"{recipe.name}-*/adopted.json"))
+
+
+def _refuse_beside_own(runs_dir: Path, recipe: Recipe, data: DataSpec, adopted: RunSpec) -> None:
+    """Raise ValueError where the run that an adopted one would stand for has been begun here."""
+    for begun in (runs_dir / recipe.scale).glob(f"*-{recipe.run_spec(data).run_id}/provenance.jsonl"):
+        remedy = "keep the two apart with --runs-dir FOLDER and --results-dir FOLDER."
+        raise ValueError(f"{begun.parent} is a training of seed 0, whose place {adopted.folder_name}, adopted, takes: {remedy}")
 
 
 def apart(found: ModelSpec, wanted: ModelSpec) -> str:

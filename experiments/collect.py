@@ -1,7 +1,7 @@
 """Collecting: from finished evaluations in run folders to stored rows, and to the lines of a figure. Torch-free."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -111,10 +111,23 @@ def _line(wanted: LineSpec, old: Line | None, spec: DrawSpec, collected: Collect
     files = _files(wanted, training, results_dir)
     if old is not None:
         files = {**{name: old.files[name] for name in old.files if training == old.training or store.is_fresh(name)}, **files}
+        _refuse_lost(files, here not in (None, training), spec)
     if here is not None and here != training and not _files(wanted, here, results_dir).keys() <= files.keys():
         collected.beside.append(f"{line.label}, seed {line.seed} ({here or 'the first'}; drawn: {training or 'the first'})")
     weights = {store.read_meta(results_dir / name).get("weights") for name in files if not store.is_fresh(name)}
     return replace(line, files=files, weights=weights.pop() if len(weights) == 1 else None) if files else None
+
+
+def _refuse_lost(files: Iterable[str], another: bool, spec: DrawSpec) -> None:
+    """Raise ValueError for rows that a line was drawn from and that are gone, with what brings the figure back. `another`: the
+    run folder holds another training than theirs, which does not make them again."""
+    for name in files:
+        rows = spec.results_dir / name
+        for path in (each for each in (rows, store.meta_path(rows)) if not each.is_file()):
+            remedy = f"delete {study_file(spec.results_dir, spec.scale, spec.stem)}, which `run` writes again"
+            if another and not store.is_fresh(name):
+                remedy = "draw the training in the run folder with --draw-these-trainings"
+            raise ValueError(f"{path} is lost: bring it back (git restore), or {remedy}")
 
 
 def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | None:

@@ -95,12 +95,12 @@ def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -
     for line in study.lines:
         run = study.runs[line.run_id]
         data = run["spec"]["data"]
-        console.print(f"\n[bold]{line.label}[/] ({line.model}, seed {line.seed}): run {line.run_id} of scale {line.scale}")
+        adopted = study.is_adopted(line)
+        of = "trained elsewhere and adopted" if adopted else f"seed {line.seed}"
+        console.print(f"\n[bold]{line.label}[/] ({line.model}, {of}): run {line.run_id} of scale {line.scale}")
         console.print(f"  corpus {data['source']}, {data['tokenizer']}, {data['fingerprint']}", markup=False)
-        if run["spec"].get("weights"):
-            console.print(f"  weights {run['spec']['weights']}, trained elsewhere and adopted")
         console.print(f"  drawn from {line.trained_weights}")
-        for training in trainings_of(run):
+        for training in [] if adopted else trainings_of(run):  # which was none of ours
             loss = "unknown" if training["final_loss"] is None else f"{training['final_loss']:.5f}"
             named = training["weights"] or "not recorded"
             console.print(f"  training with weights {named}: {len(training['starts'])} starts, final loss {loss}")

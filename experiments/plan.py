@@ -5,8 +5,9 @@ Runs are shared: artefacts ask for runs by their spec, and equal specs are one r
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from analysis.study import Line, read_lines
+from analysis.study import Line, Series, read_lines
 from data.corpus import Counts
 from data.plan import CorpusPlan, resolve
 from data.spec import DataSpec
@@ -281,7 +282,9 @@ def check(plan: Plan) -> None:
         nothing = f"nothing that {', '.join(plan.drawings)} {need} at {plan.request.scale} reads {them}"
         raise ValueError(f"{', '.join(ignored)}: {nothing}.")
     for drawing in plan.drawings.values():
-        _check_stored(plan, drawing)
+        stored = _stored(drawing)
+        _check_stored(plan, drawing, stored)
+        _check_adopted(plan, drawing, stored)
 
 
 def _without(plan: Plan, run: Run, spec: EvalSpec) -> str:
@@ -293,14 +296,34 @@ def _without(plan: Plan, run: Run, spec: EvalSpec) -> str:
     return "" if len(found) == len(plan.drawings) else f"; or leave out {', '.join(found)}"
 
 
-def _check_stored(plan: Plan, spec: DrawSpec) -> None:
+def _stored(spec: DrawSpec) -> list[tuple[Line, dict[str, Any]]]:
+    """Return the lines that a figure is drawn from so far, with the specs of their runs; without those whose record is lost,
+    which collecting the run writes again."""
+    lines = read_lines(spec.results_dir, spec.scale, spec.stem)
+    records = [(line, run_file(spec.results_dir, line.scale, line.run_id)) for line in lines]
+    return [(line, read_run(record)["spec"]) for line, record in records if record.is_file()]
+
+
+def _check_adopted(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str, Any]]]) -> None:
+    """Raise ValueError for a figure in which an adopted run would be one seed of several, or take the place of another run."""
+    wanted = [(each.line, plan.runs[each.line.run_id].spec.weights) for each in spec.lines]
+    first: dict[Series, tuple[Line, str | None]] = {}
+    for line, weights in (*wanted, *((line, run.get("weights")) for line, run in stored)):
+        other, others = first.setdefault(line.series, (line, weights))
+        if weights != others:
+            adopted, beside = (other, line) if others is not None else (line, other)
+            remedy = "keep the two apart with --runs-dir FOLDER and --results-dir FOLDER; --seeds 0 asks for it alone."
+            said = f"run {adopted.run_id} is adopted, and neither averaged with run {beside.run_id} (seed {beside.seed})"
+            raise ValueError(f"{spec.stem}, {line.label}: {said} nor drawn in its place: {remedy}")
+
+
+def _check_stored(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str, Any]]]) -> None:
     """Raise ValueError for a figure that would mix runs on several texts."""
     runs = [plan.runs[each.line.run_id].spec for each in spec.lines]
     ours = {run.scale: run.data.fingerprint for run in runs}
-    for line in read_lines(spec.results_dir, spec.scale, spec.stem):
-        record = run_file(spec.results_dir, line.scale, line.run_id)
-        data = read_run(record)["spec"]["data"] if record.is_file() else {}  # lost; collecting a run writes it again
-        if not data or data.get("recall"):  # tasks of several sizes may meet
+    for line, run in stored:
+        data = run["data"]
+        if data.get("recall"):  # tasks of several sizes may meet
             continue
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
             other = f"{data['source']}, {data['fingerprint']}; this is {ours[line.scale]}"

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 
 
 def seal(folder: Path, **facts: Any) -> None:
-    """Flush every file of `folder` to disk and write the manifest, with `facts` beside the list of files."""
+    """Flush every file of `folder` to disk and write the manifest, with `facts` beside the list of files. All are as open to
+    others as the umask says: safetensors writes files that nobody else can read."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)}
     write_sealed(folder / MANIFEST, {**facts, "files": files})
+    for name in files:
+        if (folder / name).stat().st_mode != (folder / MANIFEST).stat().st_mode:  # a file system may know one mode alone
+            shutil.copymode(folder / MANIFEST, folder / name)
 
 
 def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
@@ -32,6 +37,13 @@ def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
         return next(filter(None, (_fault(folder / name, entry, digests) for name, entry in sealed["files"].items())), None)
     except UNREADABLE:
         return f"{MANIFEST} is missing, cut off, altered or of another version"
+
+
+def check(folder: Path) -> None:
+    """Read a model's folder against its manifest, where it came with one. ValueError: a file is missing or was altered."""
+    if (folder / MANIFEST).is_file() and (said := fault(folder, digests=True)) is not None:
+        remedy = f"Copy it again; a {MANIFEST} from elsewhere, or of files that were changed on purpose, can be deleted."
+        raise ValueError(f"{folder} is damaged: {said}. {remedy}")
 
 
 def weights(folder: Path) -> str | None:

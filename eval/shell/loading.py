@@ -139,8 +139,10 @@ class Loaded:
 
     @cached_property
     def _folder(self) -> Path:
-        """Folder of weights and tokeniser. ValueError: the run is not finished, or its export is damaged."""
-        if self.subject.run is not None:
+        """Folder of weights and tokeniser. ValueError: the run is not finished, or the model is damaged by its own manifest."""
+        if self.subject.run is None:
+            manifest.check(self.subject.folder)
+        else:
             if not self.subject.folder.is_dir():
                 raise ValueError(f"{self.subject.path}: the run is not finished (it has no export/); train it to the end first")
             RunFolder(self.subject.path).check_export()

@@ -1,6 +1,7 @@
 """Models and tokenisers of others: the authors' folders, flash-linear-attention's models, tokenisers that do not belong."""
 
 import json
+import shutil
 import sys
 from contextlib import nullcontext
 from itertools import pairwise
@@ -130,6 +131,25 @@ def test_an_adopted_model_reads_a_corpus_by_its_own_tokeniser(make_run, corpus):
         path.unlink()
     manifest.seal(adopted.export, run_id=adopted.run_id)
     loaded().check_token_ids(corpus)
+
+
+def test_a_model_folder_is_read_against_its_own_manifest(make_run, corpus, tmp_path, capsys):
+    """Weights and tokeniser alike; without a manifest nothing is known of them."""
+    folder = Path(shutil.copytree(make_run() / "export", tmp_path / "copy"))
+    command = ["per_token_loss", "--model", str(folder), "--corpus", str(corpus.folder), *LOSS]
+    out = ["--out", str(tmp_path / "rows.parquet")]
+    for name in ("model.safetensors", "tokenizer.json"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[:-40] + b"0" * 40)
+        assert eval_main([*command, *out]) == 2
+        assert f"{folder} is damaged: {name} was altered (its SHA-256 differs). Copy it again;" in capsys.readouterr().err
+        (folder / name).write_bytes(whole)
+    assert not (tmp_path / "rows.parquet").exists()
+    assert eval_main([*command, *out]) == 0
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-4] + b"0" * 4)
+    (folder / "manifest.json").unlink()
+    assert eval_main([*command, "--out", str(tmp_path / "other.parquet")]) == 0
 
 
 @pytest.fixture

@@ -44,6 +44,10 @@ NEW = {"tiny/rows/needle/r-aa-yy.parquet": "3"}
 def test_a_line_stays_with_its_training_and_keeps_rows_of_fresh_models(monkeypatch, tmp_path, draw_these, here, files, told):
     """Rows that it held of fresh models stay, also where it is drawn from another training than before."""
     (tmp_path / "spec.json").touch()
+    for path in (tmp_path / name for name in (*OLD, *NEW)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        path.with_suffix(".meta.json").touch()
     monkeypatch.setattr(collect, "RunFolder", lambda run: SimpleNamespace(spec_file=tmp_path / "spec.json"))
     monkeypatch.setattr(collect, "_keep_line", lambda *given: here)
     monkeypatch.setattr(collect, "_files", lambda wanted, training, folder: NEW if training == "yy" else {})

@@ -18,6 +18,7 @@ from experiments.request import Request
 from experiments.scales import SCALES
 from models.build import build_model
 from tests.texts import write_texts
+from training import manifest
 
 FIG2 = "fig2_per_token_loss"
 DRAW_FILES = ("[]", "{}", "null", "[{}]", "[" * 100_000)
@@ -96,6 +97,21 @@ def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, capsys):
     (tmp_path / "run" / "export").mkdir(parents=True)
     said = mistake(capsys, ["adopt", str(tmp_path / "run"), "--as", "fox_pro"])
     assert f"run is the folder of a run: name {tmp_path / 'run' / 'export'}, which holds its model" in said
+
+
+def test_a_damaged_checkpoint_is_not_adopted(folders, texts, tmp_path, capsys):
+    """Known by the manifest that it came with."""
+    published, where = tmp_path / "published", ["--data", f"text:{texts}", *folders[: folders.index("--results-dir")]]
+    build_model(model_spec("fox_llama", SCALES["tiny"], 512)).save_pretrained(published)
+    manifest.seal(published, run_id="theirs")
+    whole = (published / "model.safetensors").read_bytes()
+    (published / "model.safetensors").write_bytes(whole[:-400] + bytes(byte ^ 255 for byte in whole[-400:]))
+    capsys.readouterr()
+    said = mistake(capsys, ["adopt", str(published), "--as", "fox_llama", *where])
+    assert f"{published} is damaged: model.safetensors was altered (its SHA-256 differs). Copy it again;" in said
+    assert not Path(folders[1]).exists()
+    (published / "model.safetensors").write_bytes(whole)
+    assert main(["adopt", str(published), "--as", "fox_llama", *where]) == 0
 
 
 def test_an_empty_folder_of_texts(folders, tmp_path, capsys):
@@ -182,15 +198,19 @@ def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1
     model.save_pretrained(tmp_path / "other")
-    assert main(["adopt", str(tmp_path / "other"), "--as", "fox_llama", *where]) == 0
-    runs = [folder for folder in run.folder.path.parent.iterdir() if folder.is_dir()]
-    assert len(runs) == 2, "other weights are another run"
-    (tmp_path / "other" / "tokenizer.json").write_text("{}")
-    assert main(["adopt", str(tmp_path / "other"), "--as", "fox_llama", *where]) == 0
-    assert len([folder for folder in run.folder.path.parent.iterdir() if folder.is_dir()]) == 3, "and another tokeniser"
-    for folder in run.folder.path.parent.iterdir():
-        if folder.name != run.folder.path.name:
-            shutil.rmtree(folder)
+    capsys.readouterr()
+    said = mistake(capsys, ["adopt", str(tmp_path / "other"), "--as", "fox_llama", *where])
+    assert f"{run.folder.path} is adopted as fox_llama at tiny already" in said and "delete that folder first" in said
+    assert main(["adopt", str(tmp_path / "published"), "--as", "fox_llama", *where]) == 0, "the same again is the same run"
+    assert [folder for folder in run.folder.path.parent.iterdir() if folder.is_dir()] == [run.folder.path]
+    elsewhere = [part if part != folders[1] else str(tmp_path / "elsewhere") for part in where]
+    for number in (1, 2):  # other weights are another run, and another tokeniser is one
+        assert main(["adopt", str(tmp_path / "other"), "--as", "fox_llama", *elsewhere]) == 0
+        found = list((tmp_path / "elsewhere" / "tiny").rglob("adopted.json"))
+        assert len(found) == 1 and found[0].parent.name != run.folder.path.name
+        shutil.move(found[0].parent, tmp_path / f"adopted-{number}" / found[0].parent.name)
+        (tmp_path / "other" / "tokenizer.json").write_text("{}")
+    assert len({path.name for path in tmp_path.glob("adopted-*/*")}) == 2
     another = write_texts(tmp_path / "another", documents=12, sentences_each=200)
     with pytest.raises(ValueError, match=r"fox_llama-\w+ was adopted for another corpus"):
         make_plan(replace(asked, data=f"text:{another}"))

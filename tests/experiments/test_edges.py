@@ -13,6 +13,7 @@ from rich.console import Console
 
 from analysis.study import Line
 from data.recall import RecallTask
+from data.spec import DataSpec
 from experiments import __main__ as command
 from experiments import adopt, artefact, collect, compare, pages, render
 from experiments.recipes import NAMES, Recipe, model_spec
@@ -59,6 +60,11 @@ def test_every_recipe_is_told_from_every_other_when_it_is_adopted(scale):
 PLAIN = Recipe("fox_pro", "fox_pro", "tiny")
 
 
+def text(fingerprint: str) -> DataSpec:
+    """A corpus at tiny."""
+    return DataSpec(source="text", tokenizer="bpe-512", vocab_size=512, bos_id=511, document_len=1024, fingerprint=fingerprint)
+
+
 @pytest.mark.parametrize(("recipe", "found"), [
     (PLAIN, True), (replace(PLAIN, label="another label"), True), (replace(PLAIN, model={"qk_norm": False}), False),
     (replace(PLAIN, train={"peak_lr": 1.0}), False), (replace(PLAIN, seed=1), False),
@@ -69,9 +75,9 @@ def test_an_adopted_run_stands_for_the_unchanged_recipe_of_its_name(monkeypatch,
     (tmp_path / "tiny" / "fox_pro-1").mkdir(parents=True)
     (tmp_path / "tiny" / "fox_pro-1" / "adopted.json").touch()
     (tmp_path / "tiny" / "fox_pro-2").mkdir()
-    spec = SimpleNamespace(weights="w", data=SimpleNamespace(fingerprint="f"))
+    spec = SimpleNamespace(weights="w", data=text("f"))
     monkeypatch.setattr(adopt.RunFolder, "open", lambda path: SimpleNamespace(read_spec=lambda: spec))
-    assert adopt.adopted_run(tmp_path, recipe, SimpleNamespace(fingerprint="f")) is (spec if found else None)
+    assert adopt.adopted_run(tmp_path, recipe, text("f")) is (spec if found else None)
 
 
 @pytest.mark.parametrize(("own", "asked", "weights", "count", "refused"), [
@@ -85,16 +91,15 @@ def test_what_was_adopted_is_one_and_for_this_corpus(monkeypatch, tmp_path, own,
     for number in range(count):
         (tmp_path / "tiny" / f"fox_pro-{number}").mkdir(parents=True)
         (tmp_path / "tiny" / f"fox_pro-{number}" / "adopted.json").touch()
-        data = SimpleNamespace(fingerprint=own, source="text")
         specs[f"fox_pro-{number}"] = SimpleNamespace(
-            weights=weights, data=data, run_id=str(number), folder_name=f"fox_pro-{number}"
+            weights=weights, data=text(own), run_id=str(number), folder_name=f"fox_pro-{number}"
         )
     monkeypatch.setattr(adopt.RunFolder, "open", lambda path: SimpleNamespace(read_spec=lambda: specs[path.name]))
     if refused is None:
-        assert adopt.adopted_run(tmp_path, PLAIN, SimpleNamespace(fingerprint=asked)) is specs["fox_pro-0"]
+        assert adopt.adopted_run(tmp_path, PLAIN, text(asked)) is specs["fox_pro-0"]
         return
     with pytest.raises(ValueError) as met:  # noqa: PT011
-        adopt.adopted_run(tmp_path, PLAIN, SimpleNamespace(fingerprint=asked))
+        adopt.adopted_run(tmp_path, PLAIN, text(asked))
     assert refused in str(met.value)
 
 

@@ -10,11 +10,15 @@ from rich.console import Console
 
 from analysis.study import Study, read_lines, study_file
 from experiments import execute
+from experiments.adopt import adopt
 from experiments.collect import collect, is_collected
 from experiments.overview import print_ancestry
-from experiments.plan import Plan, make_plan
+from experiments.plan import Plan, corpus_at, make_plan
+from experiments.recipes import Recipe, model_spec
+from experiments.scales import SCALES
+from models.build import build_model
 from results.sealed import read_sealed, write_sealed
-from results.store import META, read_rows, read_run, run_file
+from results.store import META, meta_path, read_rows, read_run, run_file
 from tests.experiments.finished import finish
 from training import manifest
 
@@ -140,3 +144,113 @@ def test_an_evaluation_of_weights_that_were_replaced_is_made_again(asked):
     manifest.seal(run.folder.export, run_id=run.spec.run_id)
     assert run.missing_evals == run.evals
     assert collect(plan.drawings[FIG2]) is None
+
+
+def test_lost_rows_of_a_replaced_training_are_told_with_what_brings_the_figure_back(asked):
+    """The run folder makes no rows of weights that it does not hold, however often they are asked for."""
+    said(trained(asked, b"first", 2.0))
+    second = trained(asked, b"second", 2.1, where="again")
+    said(second)
+    (name,) = line_of(asked).files
+    rows = asked.results_dir / name
+    for path in (meta_path(rows), rows):
+        path.unlink()
+        with pytest.raises(ValueError, match=rf"^{path} is lost: bring it back .git restore., or .* --draw-these-trainings$"):
+            collect(second.drawings[FIG2])
+        path.touch()
+    rows.unlink()
+    meta_path(rows).unlink()
+    said(make_plan(replace(second.request, draw_these_trainings=True)))
+    said(second)
+    assert line_of(asked).weights == digest_of(second)
+
+
+def test_lost_rows_that_nothing_asks_for_any_more_are_told_with_what_brings_the_figure_back(asked):
+    plan, file = trained(asked, b"first", 2.0), study_file(asked.results_dir, "tiny", FIG2)
+    said(plan)
+    values = read_sealed(file, "")
+    (line,) = values["lines"]
+    write_sealed(file, {**values, "lines": [{**line, "files": {**line["files"], "tiny/rows/needle/0-1.parquet": "2"}}]})
+    with pytest.raises(ValueError, match=rf"needle/0-1.parquet is lost: .* or delete {file}, which `run` writes again$"):
+        collect(plan.drawings[FIG2])
+    file.unlink()
+    said(plan)
+    assert read_sealed(file, "") == values
+
+
+@pytest.fixture
+def published(tmp_path) -> Path:
+    """A checkpoint of fox_pro at tiny."""
+    build_model(model_spec("fox_pro", SCALES["tiny"], 512)).save_pretrained(tmp_path / "published")
+    return tmp_path / "published"
+
+
+def adopted(asked, published: Path, where: str) -> Plan:
+    """A plan of Figure 2 whose only run was adopted into a folder of its own, and evaluated."""
+    asked = replace(asked, artefacts=(FIG2,), only=("fox_pro",), runs_dir=asked.runs_dir.with_name(where))
+    corpus = corpus_at(asked, SCALES["tiny"], rehearsal=False)
+    adopt(published, Recipe("fox_pro", "fox_pro", "tiny"), corpus.spec, asked.runs_dir)
+    plan = make_plan(replace(asked, results_dir=asked.results_dir.with_name("theirs")))
+    (run,) = plan.runs.values()
+    assert run.folder.finished and run.spec.weights is not None
+    finish(run, evaluations=True)
+    return plan
+
+
+def test_adopted_weights_take_no_place_of_a_training(asked, published):
+    """Neither in a folder of runs, where a new plan would draw them, nor in a figure; a run that has not been begun is none."""
+    own = trained(asked, b"own", 2.0)
+    said(own)
+    (run,) = own.runs.values()
+    before = contents(asked.runs_dir)
+    with pytest.raises(
+        ValueError, match=rf"{run.folder.path} is a training of seed 0, whose place fox_pro-\w+, adopted, takes"
+    ):
+        adopted(asked, published, "runs")
+    assert contents(asked.runs_dir) == before
+    theirs = adopted(asked, published, "theirs")
+    (their_run,) = theirs.runs.values()
+    names = rf"run {their_run.spec.run_id} is adopted, and neither averaged with run {run.spec.run_id} \(seed 0\) nor drawn in"
+    with pytest.raises(ValueError, match=names):
+        make_plan(replace(theirs.request, results_dir=asked.results_dir))
+    their_run.folder.path.rename(run.folder.path.with_name(their_run.folder.path.name))
+    with pytest.raises(ValueError, match=r"is a training of seed 0, .*--runs-dir FOLDER"):
+        make_plan(replace(own.request, results_dir=theirs.request.results_dir))
+    run.folder.provenance_file.unlink()
+    assert make_plan(replace(own.request, results_dir=theirs.request.results_dir)).runs.keys() == theirs.runs.keys()
+
+
+def test_adopted_weights_are_no_seed_of_a_series(asked, published):
+    """Neither of one that is asked for with them nor of one drawn before; drawn alone, the report says what they are."""
+    theirs = adopted(asked, published, "theirs")
+    (run,) = theirs.runs.values()
+    for seeds in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match=rf"run {run.spec.run_id} is adopted, .* \(seed 1\) .*--seeds 0 asks for it alone"):
+            make_plan(replace(theirs.request, seeds=seeds))
+    said(theirs)
+    report = (theirs.request.results_dir / "tiny" / "report.html").read_text()
+    assert report.count("<td>adopted</td>") == 2, "of the line and of the run"
+    with pytest.raises(ValueError, match=rf"run {run.spec.run_id} is adopted, and neither averaged"):
+        make_plan(replace(theirs.request, seeds=(1,)))
+    another = make_plan(replace(theirs.request, seeds=(1,), results_dir=asked.results_dir))
+    (other,) = another.runs.values()
+    other.folder.create(other.folder.path, other.spec)
+    finish(other, evaluations=True, weights=b"other")
+    said(another)
+    with pytest.raises(ValueError, match=rf"averaged with run {other.spec.run_id} \(seed 1\)"):
+        make_plan(replace(theirs.request, results_dir=asked.results_dir))
+    make_plan(replace(theirs.request, only=("hgrn2",), seeds=(0, 1)))
+
+
+def test_why_names_adopted_weights_once(asked, published):
+    """By the digest that rows have, which is of the weights alone, also where the run's own is of a tokeniser, too."""
+    (published / "tokenizer.json").write_text("{}")
+    theirs = adopted(asked, published, "theirs")
+    (run,) = theirs.runs.values()
+    said(theirs)
+    console = Console(record=True, width=300)
+    print_ancestry(FIG2, "tiny", theirs.request.results_dir, console)
+    why = console.export_text()
+    assert run.spec.weights != run.folder.weights and run.spec.weights not in why
+    assert f"(fox_pro, trained elsewhere and adopted): run {run.spec.run_id} of scale tiny" in why
+    assert why.count("weights") == 1 and f"drawn from weights {run.folder.weights}" in why

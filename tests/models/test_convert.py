@@ -61,6 +61,7 @@ def test_round_trips_keep_names_specs_and_logits(model, key, spec, tokens, tmp_p
         loaded = load_model(folder)
         assert spec_of(loaded) == spec
         assert torch.equal(loaded(tokens).logits, expected)
+        assert len({file.stat().st_mode for file in folder.iterdir()}) == 1, "who reads one of the files reads them all"
     assert spec_of(loaded).num_params == num_params(loaded)
     assert load_model(authors, torch.bfloat16).get_output_embeddings().weight.dtype == torch.bfloat16
 

@@ -294,6 +294,9 @@ FAULTS = {
         ("_attention", "not (fox or stick)", "True"),
         ("_OWN", "2 * scale.num_layers", "scale.num_layers"),
     ],
+    "test_trainings": [
+        ("_check_adopted", "weights != others", "False"),
+    ],
     "test_collect": [
         ("_keep", "difference <= ROUNDING", "True"),
         ("_beyond", "abs(one - other) <= BOUND", "True"),

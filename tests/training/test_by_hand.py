@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import save_file
 from torch import nn
 
 from models.build import build_model
@@ -392,6 +393,19 @@ def test_a_sealed_folder_is_whole_in_all_its_files(tmp_path):
         assert manifest.fault(tmp_path, digests=False) == f"{base} cannot be read (No such file or directory)"
         (tmp_path / name).write_text(text)
     assert manifest.weights(tmp_path) is None
+
+
+def test_a_sealed_folder_is_as_open_to_others_as_the_umask_says(tmp_path):
+    """Also the weights, which safetensors writes for their owner alone."""
+    before = os.umask(0)
+    try:
+        for umask, mode in ((0o077, 0o600), (0o022, 0o644), (0o002, 0o664)):
+            os.umask(umask)
+            save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+            manifest.seal(tmp_path)
+            assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+    finally:
+        os.umask(before)
 
 
 def test_all_is_on_disk_before_it_is_relied_on(monkeypatch, tmp_path):
