@@ -69,11 +69,12 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
         raise ValueError(f"{other} is adopted as {recipe.name} at {recipe.scale} already, and there can be one: {remedy}")
     _refuse_beside_own(runs_dir, recipe, data, spec)
     run = RunFolder.create(runs_dir / recipe.scale / spec.folder_name, spec)
-    if not run.finished:
+    if run.export_fault(digests=True) is not None:  # it is not there, or was damaged since
         partial = run.path / "export.partial"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(folder, partial)
         manifest.seal(partial, run_id=spec.run_id)
+        shutil.rmtree(run.export, ignore_errors=True)
         os.rename(partial, run.export)
     about = {"folder": folder.name, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
     (run.path / "adopted.json").write_text(json.dumps(about) + "\n")

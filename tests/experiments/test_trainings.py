@@ -197,6 +197,20 @@ def adopted(asked, published: Path, where: str) -> Plan:
     return plan
 
 
+@pytest.mark.parametrize("cut", [0, 100])
+def test_a_damaged_adopted_model_is_whole_when_it_is_adopted_again(asked, published, cut):
+    """Of the right size with other bytes, and cut off."""
+    (run,) = adopted(asked, published, "adopted").runs.values()
+    file = run.folder.export / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: -100 - cut] + bytes(100))
+    with pytest.raises(ValueError, match="damaged"):
+        run.folder.check_export()
+    again = adopt(published, Recipe("fox_pro", "fox_pro", "tiny"), run.spec.data, run.folder.path.parents[1])
+    again.check_export()
+    assert again.path == run.folder.path and file.read_bytes() == whole
+
+
 def test_adopted_weights_take_no_place_of_a_training(asked, published):
     """Neither in a folder of runs, where a new plan would draw them, nor in a figure; a run that has not been begun is none."""
     own = trained(asked, b"own", 2.0)
