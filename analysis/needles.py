@@ -71,12 +71,14 @@ class Needles:
 
     @property
     def modes(self) -> list[str]:
-        return [mode for mode in MODES if mode in set(self.rows["mode"])]
+        there = set(self.rows["mode"].unique())
+        return [mode for mode in MODES if mode in there]
 
     @property
     def labels(self) -> list[str]:
         """Labels in the paper's order of models, then as in the artefact."""
-        models = dict(zip(self.rows["label"], self.rows["model"], strict=True))
+        pairs = self.rows[["label", "model"]].drop_duplicates()
+        models = dict(zip(pairs["label"], pairs["model"], strict=True))
         return sorted(models, key=lambda label: rank(models[label]))
 
     def of(self, *, label: str | None = None, model: str | None = None, mode: str, low: float = 0, high: float = np.inf):

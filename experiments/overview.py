@@ -144,8 +144,9 @@ def _state(run: Run) -> str:
 
 def _wanted_by(plan: Plan, run: Run) -> str:
     """The first line that draws a run, under the label it has there, and how many more do."""
+    run_id = run.spec.run_id
     (stem, line), *others = [
-        (spec.stem, each.line) for spec in plan.drawings.values() for each in spec.lines if each.line.run_id == run.spec.run_id
+        (spec.stem, each.line) for spec in plan.drawings.values() for each in spec.lines if each.line.run_id == run_id
     ]
     label = (f": {line.label}" if line.label != line.model else "") + (f", seed {line.seed}" if line.seed else "")
     return f"{stem}{label}" + (f", and {len(others)} more" if others else "")

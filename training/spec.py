@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -209,4 +211,7 @@ RUN_SPEC: TypeAdapter[RunSpec] = TypeAdapter(RunSpec)
 
 def _changed(spec: object) -> dict:
     """Return the fields of a spec that are not at their default."""
-    return TypeAdapter(type(spec)).dump_python(spec, mode="json", exclude_defaults=True)
+    return _adapter(type(spec)).dump_python(spec, mode="json", exclude_defaults=True)
+
+
+_adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)

@@ -1,11 +1,12 @@
 """Triton's interpreter, asked for the same once: a third of its time goes into putting its functions in the language's place
 again at every call of a function, and into a table of dtypes that it makes for every value. A tenth goes into looking for
-integers that overflow, which those of small inputs do not."""
+integers that overflow, which those of small inputs do not, and a fifth into shapes that it wraps anew for every value."""
 
 from dataclasses import replace
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
+from triton.language import core
 from triton.runtime import interpreter
 
 
@@ -29,3 +30,28 @@ def remember() -> None:
     interpreter._patch_lang, interpreter._get_np_dtype = put_once, look_up_once
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
+    _wrap_shapes_once()
+
+
+def _wrap_shapes_once() -> None:
+    make_type, types = core.block_type.__init__, dict[tuple[int, ...], tuple[Any, int, str]]()
+    make_value, shapes = core.tensor.__init__, dict[tuple[int, ...], tuple[Any, Any]]()
+
+    def make_type_once(self: Any, element: Any, shape: Any) -> None:
+        key = tuple(getattr(size, "value", size) for size in shape)
+        if key not in types:
+            make_type(self, element, shape)
+            types[key] = self.shape, self.numel, str(self.shape)
+        self.element_ty = element
+        self.shape, self.numel, words = types[key]
+        self.name = f"<{words}, {element}>"
+
+    def make_value_once(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape) if type.is_block() else ()
+        if key not in shapes:
+            make_value(self, handle, type)
+            shapes[key] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[key]
+
+    core.block_type.__init__, core.tensor.__init__ = make_type_once, make_value_once

@@ -25,6 +25,13 @@ def _run(*module: str, **variables: str) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
+def _compiled(config: pytest.Config, own: Path) -> str:
+    """Folder of what Triton compiled, by content: kept from one run of the tests to the next, where pytest keeps something at
+    all. Everything is examined each time."""
+    cache = getattr(config, "cache", None)  # None with `-p no:cacheprovider`
+    return str(own if cache is None else cache.mkdir("triton"))
+
+
 @pytest.mark.timeout(1_600)
 def test_kernels_under_the_interpreter() -> None:
     _run("tests.kernels.interpreted", TRITON_INTERPRET="1")
@@ -44,5 +51,5 @@ def test_kernels_in_every_regime_under_the_interpreters() -> None:
 
 
 @pytest.mark.timeout(1_600)
-def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
-    _run("tests.kernels.compiled", TRITON_CACHE_DIR=str(tmp_path))
+def test_kernels_compile_for_hopper(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    _run("tests.kernels.compiled", TRITON_CACHE_DIR=_compiled(pytestconfig, tmp_path))
