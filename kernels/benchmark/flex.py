@@ -1,13 +1,14 @@
 """Forgetting attention in FlexAttention: the gates are a bias of the scores, the mask is causal, and nothing is pruned.
 
-The bias is of float32 sums of gates."""
+The bias is of float32 sums of gates. What a query's own sum gets is zero, a constant of its row, and is not computed."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 
 def flex_forgetting_attention(
@@ -18,14 +19,18 @@ def flex_forgetting_attention(
     dtype = torch.promote_types(q.dtype, torch.float32)
     # Copies: the gradients of what a bias captures are added up in its own layout, and it may be read once only.
     cum_BHT = log_fgate.transpose(1, 2).double().cumsum(-1).to(dtype)
-    of_query, of_key = (cum_BHT.clone(memory_format=torch.contiguous_format) for _ in range(2))
+    of_key = cum_BHT.clone(memory_format=torch.contiguous_format)
+    of_query = of_key.detach().clone()
 
     def decayed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + (of_query[b, h, i] - of_key[b, h, j])
 
-    T = q.shape[1]
-    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=str(q.device))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    o = flex(q, k, v, score_mod=decayed, block_mask=causal)
+    o = flex(q, k, v, score_mod=decayed, block_mask=_causal(q.shape[2], str(q.device)))
     assert isinstance(o, Tensor)
     return o.transpose(1, 2)
+
+
+@functools.lru_cache(maxsize=1)  # made once for all steps of a training
+def _causal(T: int, device: str) -> BlockMask:
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=device)

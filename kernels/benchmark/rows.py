@@ -13,6 +13,8 @@ ROPE_BASELINE = "softmax cuDNN + RoPE"
 """Baseline of stick-breaking attention, which needs no positions."""
 GATE_IN_CHANNELS = "flash-2, gate in channels"
 """Softmax attention as it is, with the sums of the gates in further channels."""
+FLEX = "flex, gate as score_mod"
+"""PyTorch's FlexAttention. Rows under "FlexAttention" are of a slower way: a mask for each call, and queries' gradients."""
 GATE_AS_BIAS = "flash-4, gate as score_mod"
 """FlashAttention-4 with a bias of its scores, and a further channel for the gates' gradient."""
 MEMORY_LIMIT = "memory limit"
@@ -28,7 +30,7 @@ COLORS = {
     "authors, pruned": "#7FD1B9",
     "fla": "#0072B2",
     "fla, TileLang": "#56B4E9",
-    "FlexAttention": "#CC79A7",
+    FLEX: "#CC79A7",
     GATE_IN_CHANNELS: "#8E6C8A",
     GATE_AS_BIAS: "#4B3B47",
     "ours, deterministic": "#F6C69B",
