@@ -27,7 +27,7 @@ from kernels import stick_breaking as stick
 from kernels.benchmark.channels import channels_attention
 from kernels.benchmark.flash4 import flash4_forgetting_attention, flash4_softmax
 from kernels.benchmark.flex import flex_forgetting_attention
-from kernels.benchmark.rows import BASELINE, FLEX, GATE_AS_BIAS, GATE_IN_CHANNELS, ROPE_BASELINE
+from kernels.benchmark.rows import BASELINE, CUDNN_GATE, FLEX, GATE_AS_BIAS, GATE_IN_CHANNELS, ROPE_BASELINE
 
 Attention = Callable[..., Tensor]
 Shape = tuple[int, int, int, int]
@@ -124,6 +124,7 @@ def providers() -> dict[str, Attention]:
         "ours, deterministic": attention,
         "softmax flash-2": _softmax(SDPBackend.FLASH_ATTENTION),
         GATE_IN_CHANNELS: partial(channels_attention, softmax=partial(_attend, SDPBackend.FLASH_ATTENTION)),
+        CUDNN_GATE: partial(channels_attention, softmax=partial(_attend, SDPBackend.CUDNN_ATTENTION)),
         FLEX: partial(flex_forgetting_attention, flex=torch.compile(flex_attention)),
     }
     try:

@@ -11,7 +11,7 @@ PICTURES = Path(__file__).parents[2] / "results" / "kernels"
 BASELINE = "softmax cuDNN"
 ROPE_BASELINE = "softmax cuDNN + RoPE"
 """Baseline of stick-breaking attention, which needs no positions."""
-GATE_IN_CHANNELS = "flash-2, gate in channels"
+GATE_IN_CHANNELS, CUDNN_GATE = "flash-2, gate in channels", "cuDNN, gate in channels"
 """Softmax attention as it is, with the sums of the gates in further channels."""
 FLEX = "flex, gate as score_mod"
 """PyTorch's FlexAttention. Rows under "FlexAttention" are of a slower way: a mask for each call, and queries' gradients."""
@@ -32,6 +32,7 @@ COLORS = {
     "fla, TileLang": "#56B4E9",
     FLEX: "#CC79A7",
     GATE_IN_CHANNELS: "#8E6C8A",
+    CUDNN_GATE: "#6A4C68",
     GATE_AS_BIAS: "#4B3B47",
     "ours, deterministic": "#F6C69B",
     "ours": "#E69F00",

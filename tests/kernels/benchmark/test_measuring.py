@@ -15,7 +15,7 @@ from kernels.benchmark import __main__ as command
 from kernels.benchmark import decode, errors, operators, times
 from kernels.benchmark.channels import channels_attention
 from kernels.benchmark.flex import flex_forgetting_attention
-from kernels.benchmark.rows import BASELINE, FLEX, GATE_IN_CHANNELS, ROPE_BASELINE, compared, draw
+from kernels.benchmark.rows import BASELINE, CUDNN_GATE, FLEX, GATE_IN_CHANNELS, ROPE_BASELINE, compared, draw
 from kernels.forgetting_attention import forgetting_attention
 
 INSTALLED = ("flash_attn.cute", "forgetting_transformer", "fla.ops.forgetting_attn.parallel")
@@ -34,8 +34,10 @@ def test_every_provider_is_given_its_own_options(monkeypatch, capsys):
     assert plain == {"ours": (forgetting_attention, {"deterministic": False}),
                      "ours, tightly pruned": (forgetting_attention, {"adaptive_threshold": "tight"}),
                      GATE_IN_CHANNELS: (channels_attention, {"softmax": found[GATE_IN_CHANNELS].keywords["softmax"]}),
+                     CUDNN_GATE: (channels_attention, {"softmax": found[CUDNN_GATE].keywords["softmax"]}),
                      FLEX: (flex_forgetting_attention, {"flex": "compiled"})}  # fmt: skip
     assert found[GATE_IN_CHANNELS].keywords["softmax"].args == (SDPBackend.FLASH_ATTENTION,)
+    assert found[CUDNN_GATE].keywords["softmax"].args == (SDPBackend.CUDNN_ATTENTION,)
     assert {name: each for name, each in found.items() if name not in plain} == {
         BASELINE: SDPBackend.CUDNN_ATTENTION, "ours, pruned": ("pruned", forgetting_attention),
         "ours, deterministic": forgetting_attention, "softmax flash-2": SDPBackend.FLASH_ATTENTION,
