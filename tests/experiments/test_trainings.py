@@ -199,7 +199,7 @@ def adopted(asked, published: Path, where: str) -> Plan:
 
 @pytest.mark.parametrize("cut", [0, 100])
 def test_a_damaged_adopted_model_is_whole_when_it_is_adopted_again(asked, published, cut):
-    """Of the right size with other bytes, and cut off."""
+    """A file has its size with other bytes, or is cut off."""
     (run,) = adopted(asked, published, "adopted").runs.values()
     file = run.folder.export / "model.safetensors"
     whole = file.read_bytes()
