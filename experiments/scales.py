@@ -4,9 +4,9 @@ only; how they become runs is in recipes.py.
 Every scale keeps the paper's proportions: evaluation at four times the training length, Pro with SwiGLU ratio 3.5 against
 4, FoX with more and smaller heads than the Transformer where the paper has them, Mamba-2 with twice the layers.
 
-To add a scale, add one entry to SCALES: the main figures and tables can then be run at it. Planning names
-sizes that do not go together. A figure with sizes of its own has
-them under SIZES in its file, and ablations run at the scale that ABLATIONS names: planning names the table that lacks one."""
+To add a scale, add one entry to SCALES: the main figures and tables can then be run at it. A figure with sizes of its own has
+them under SIZES in its file, and ablations run at the scale that ABLATIONS names. Planning names sizes that do not go together,
+and the table that lacks one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -165,14 +165,26 @@ def test_flex_attention_equals_the_oracle_in_values_and_gradients(gates, monkeyp
     torch.testing.assert_close(found, ours, rtol=1e-6, atol=1e-6, check_dtype=False)
 
 
+def softmax_with_a_bias(q, k, v, sums_BHT, scale):
+    """Softmax attention whose bias gets no gradient; a further channel of its keys is zero."""
+    assert not sums_BHT.requires_grad and not k[..., 16:].any() and q.shape[-1] == k.shape[-1] == 24
+    bias = sums_BHT[..., None] - sums_BHT[..., None, :] + torch.full((150, 150), -torch.inf).triu(1)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype), scale=scale).transpose(1, 2)
+
+
+IN_CHANNELS = partial(channels_attention, softmax=partial(operators._attend, SDPBackend.MATH))
+AS_A_BIAS = partial(flash4_forgetting_attention, softmax=softmax_with_a_bias)
+
+
 @pytest.mark.parametrize("gates", ["local", "global"])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_gates_in_channels_equal_the_oracle_in_values_and_gradients(gates, dtype, most):
+@pytest.mark.parametrize("attention", [IN_CHANNELS, AS_A_BIAS], ids=["channels", "bias"])
+def test_gates_in_softmax_attention_equal_the_oracle_in_values_and_gradients(gates, dtype, most, attention):
     """But for gates of 0, whose sums are infinite."""
     case = make_case(gates, 1, 150, 150, 2, 2, 16, torch.float64)
     case = case._replace(log_fgate=case.log_fgate.clamp(min=-5))
     low = case._replace(**{name: getattr(case, name).to(dtype) for name in ("q", "k", "v")})
-    attention = partial(channels_attention, softmax=partial(operators._attend, SDPBackend.MATH))
     for found, expected in zip(output_and_gradients(attention, low), output_and_gradients(attend, case), strict=True):
         assert (found.double() - expected).norm() < most * expected.norm()
 
@@ -257,24 +269,3 @@ def test_a_machine_without_a_gpu_is_told_so(monkeypatch, capsys, tmp_path):
         assert capsys.readouterr().err == (
             "error: all but tiles is measured on a GPU, and torch sees none; --show prints what is stored\n"
         )
-
-
-@pytest.mark.parametrize("gates", ["local", "global"])
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_a_bias_without_a_gradient_and_a_channel_equal_the_oracle_in_values_and_gradients(gates, dtype, most):
-    """But for gates of 0, whose sums are infinite."""
-    case = make_case(gates, 1, 150, 150, 2, 2, 16, torch.float64)
-    case = case._replace(log_fgate=case.log_fgate.clamp(min=-5))
-    low = case._replace(**{name: getattr(case, name).to(dtype) for name in ("q", "k", "v")})
-
-    def softmax(q, k, v, sums_BHT, scale):
-        assert not sums_BHT.requires_grad and not k[..., 16:].any() and q.shape[-1] == k.shape[-1] == 24
-        bias = (sums_BHT[..., None] - sums_BHT[..., None, :]).to(q.dtype) + torch.full((150, 150), -torch.inf).triu(1).to(
-            q.dtype
-        )
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).transpose(1, 2)
-
-    attention = partial(flash4_forgetting_attention, softmax=softmax)
-    for found, expected in zip(output_and_gradients(attention, low), output_and_gradients(attend, case), strict=True):
-        assert (found.double() - expected).norm() < most * expected.norm()
