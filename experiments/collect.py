@@ -193,9 +193,9 @@ def _is_collected(wanted: LineSpec, line: Line, results_dir: Path) -> bool:
         trainings = {"", RunFolder(wanted.run).weights or "", line.training}
         places = {_stored_at(wanted, eval_id, results_dir, each) for each in trainings}
         whole = [path for path in places if store.fault_of(path) is None]
-        drawn = any(str(path.relative_to(results_dir)) in line.files for path in whole)
+        drawn = {path for path in places if str(path.relative_to(results_dir)) in line.files}
         of_others = bool(whole) and all(map(store.training_in_name, whole)) and line.run_id == wanted.line.run_id
-        if not drawn and not of_others:
+        if not drawn <= {*whole} or not (drawn or of_others):
             return False
     return True
 

@@ -155,6 +155,7 @@ def test_lost_rows_of_a_replaced_training_are_told_with_what_brings_the_figure_b
     rows = asked.results_dir / name
     for path in (meta_path(rows), rows):
         path.unlink()
+        assert not is_collected(second.drawings[FIG2])
         with pytest.raises(ValueError, match=rf"^{path} is lost: bring it back .git restore., or .* --draw-these-trainings$"):
             collect(second.drawings[FIG2])
         path.touch()
