@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -39,6 +40,8 @@ COLORS = {
     "ours, pruned": "#D55E00",
     "ours, tightly pruned": "#8C3A00",
 }
+TOO_SLOW = "too slow to compile"
+"""Cell, and place of the bar, of a provider that was given up after its time limit."""
 ALL_BARS, BOX = 0.94, {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 LIMIT_S = 240
 PASSES = ("forward", "forward+backward")
@@ -87,7 +90,7 @@ def _version(text: str) -> list[int]:
 
 def _cell(ms: float, ratio: float) -> str:
     if pd.isna(ms):
-        return "too slow to compile"
+        return TOO_SLOW
     return f"{ms:.3f} ms" if pd.isna(ratio) or ratio == 1.0 else f"{ratio:.2f}"
 
 
@@ -134,19 +137,25 @@ def error_table(rows: pd.DataFrame) -> str:
     return f"{note}\n\n{markdown(('GPU', 'Triton', 'gates', 'provider', *GRADIENTS), lines)}"
 
 
+def drawn_place(rows: pd.DataFrame) -> tuple[str, str]:
+    """Find the newest Triton and, with it, the GPU with the most providers, as (GPU, Triton)."""
+    counts = {(str(gpu), str(triton)): own.provider.nunique() for (gpu, triton), own in rows.groupby(PLACE)}
+    return max(counts, key=lambda place: (_version(place[1]), counts[place]))
+
+
 def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
     """Draw bars of speed relative to cuDNN's softmax attention where the gates are `gates`, one panel per operation; shapes
-    ordered by sequence length. Drawn is the newest Triton, on the GPU with the most providers. Nothing without cuDNN's rows."""
+    ordered by sequence length. Drawn is what one place measured. Nothing without cuDNN's rows."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = compared(rows[rows.operation.isin(PASSES) & rows.gates.isin((gates, "any"))]).dropna(subset="ratio")
-    if shown.empty:  # cut short before cuDNN's, or a GPU without it
+    shown = compared(rows[rows.operation.isin(PASSES) & rows.gates.isin((gates, "any"))])
+    shown = shown[shown.ratio.notna() | shown.ms_q50.isna()]
+    if shown.ratio.isna().all():  # cut short before cuDNN's, or a GPU without it
         return
-    counts = {(str(gpu), str(triton)): own.provider.nunique() for (gpu, triton), own in shown.groupby(PLACE)}
-    place = max(counts, key=lambda place: (_version(place[1]), counts[place]))
+    place = drawn_place(shown)
     shown = shown[(shown[PLACE] == place).all(axis=1)]
     operations = sorted(shown.operation.unique())
     shapes = sorted(set(shown[SHAPE].itertuples(index=False, name=None)), key=lambda shape: (shape[1], shape[3], shape))
@@ -160,8 +169,12 @@ def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
             found = dict(zip(here.provider, here.ratio, strict=True))
             for i, provider in enumerate(bars := [provider for provider in COLORS if provider in found]):
                 x, ratio = group + (i - (len(bars) - 1) / 2) * width, found[provider]
-                axis.bar(x, ratio, 0.92 * width, color=COLORS[provider])
-                axis.text(x, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=7, bbox=BOX)
+                style: dict[str, Any] = {"va": "bottom", "ha": "center", "fontsize": 7}
+                if pd.isna(ratio):
+                    axis.text(x, 0.02, TOO_SLOW, rotation=90, color=COLORS[provider], **style)
+                else:
+                    axis.bar(x, ratio, 0.92 * width, color=COLORS[provider])
+                    axis.text(x, ratio, f"{ratio:.2f}", bbox=BOX, **style)
         axis.set_xticks(range(len(shapes)), [f"B{b}  T {t:,}  H{h}  D{d}" for b, t, h, d in shapes])
         axis.set_ylabel("speed, cuDNN softmax = 1")
         axis.set_title(operation.replace("+", " + "), loc="left", fontsize=11)
