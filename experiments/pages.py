@@ -32,7 +32,7 @@ from experiments.beyond import cache_eviction, context_use, gate_by_tokens, last
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
-from kernels.benchmark.rows import PLACE, SHAPE, compared
+from kernels.benchmark.rows import PLACE, SHAPE, compared, drawn_place
 from results.atomic import write_atomic
 from results.measured import FOLDER, read
 from results.store import read_evaluation, read_run, starts_of, trainings_of
@@ -172,12 +172,17 @@ class Facts:
         done = model.executed_flops_per_token(each.context, skipped_share)
         return rate * done, rate * model.flops_per_token(each.context)
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """GPU and Triton of the picture of forgetting attention, of which sentences about its speed are."""
+        return drawn_place(compared(self.measured("forgetting_attention")))
+
     def speed(self, provider: str, operation: str, gates: str, narrowest: int = 0, triton: str = "") -> tuple[str, str]:
-        """Least and most times as fast as cuDNN's softmax attention, over the shapes that were timed in 16 bits; with one
-        version of Triton, or any."""
-        rows = compared(self.measured("forgetting_attention"))
+        """Least and most times as fast as cuDNN's softmax attention, over the shapes that were timed in 16 bits on the GPU of
+        the picture; with another version of Triton than the picture's where one is given."""
+        rows, (gpu, drawn) = compared(self.measured("forgetting_attention")), self.place
         own = rows[(rows["provider"] == provider) & (rows["operation"] == operation) & (rows["gates"] == gates)]
-        own = own[(own["head_dim"] >= narrowest) & own["triton"].isin([triton] if triton else own["triton"])]
+        own = own[(own["head_dim"] >= narrowest) & (own["gpu"] == gpu) & (own["triton"] == (triton or drawn))]
         ratio = own["ratio"].dropna()
         return f"{ratio.min():.2f}", f"{ratio.max():.2f}"
 
@@ -192,8 +197,8 @@ class Facts:
     def beside(self, provider: str, other: str, operation: str, gates: str) -> list[tuple[int, str]]:
         """Least times as fast as another provider at each number of tokens, over the shapes that were timed in 16 bits."""
         rows = compared(self.measured("forgetting_attention"))
-        rows = rows[(rows["operation"] == operation) & (rows["gates"] == gates)]
-        ratios = rows.pivot_table(index=[*PLACE, "dtype", *SHAPE], columns="provider", values="ratio")
+        rows = rows[(rows["operation"] == operation) & (rows["gates"] == gates) & (rows[PLACE] == self.place).all(axis=1)]
+        ratios = rows.pivot_table(index=["dtype", *SHAPE], columns="provider", values="ratio")
         least = (ratios[provider] / ratios[other]).groupby("seq_len").min()
         return [(length, f"{ratio:.2f}") for length, ratio in zip(least.index.tolist(), least, strict=True)]
 
