@@ -39,7 +39,7 @@ MODELS: dict[str, LineStyle] = {
     "samba": LineStyle("Samba", "#8C6D1F", DASH_DOT, "P"),
     "transformer_swa": LineStyle("Transformer-SWA (LLaMA)", "#6A51A3", DASHED, "X"),
     "stick_breaking": LineStyle("Stick-breaking", "#004D40", DASHED, "*"),
-    "alibi": LineStyle("ALiBi (LLaMA)", "#8C2D04", DASH_DOT, "P"),
+    "alibi": LineStyle("ALiBi (LLaMA)", "#B9835F", DASH_DOT, "P"),
     "alibi_pro": LineStyle("ALiBi (Pro)", "#8C2D04", marker="P"),
     "gated_delta_net": LineStyle("Gated DeltaNet", "#1B7837", DOTTED, "h"),
     "kimi_delta_attention": LineStyle("Kimi Delta Attention", "#762A83", DOTTED, "p"),

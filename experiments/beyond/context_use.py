@@ -3,17 +3,17 @@
 The loss of fixed tokens of held-out documents, given the last c tokens before them. How hard the text is cancels, as it does
 not along the positions of Figure 2, so that C3 and C4 are judged by this. Left: what context is worth at all. Middle: what more
 of it is worth from an eighth of the training context on. Right: by how much FoX is ahead of the Transformer of the same
-architecture. A model that uses its context falls up to the dashed line. Not in the paper."""
+architecture. Below: other models, beside FoX. A model that uses its context falls up to the dashed line. Not in the paper."""
 
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.curves import ContextLosses, Given, compare_contexts, context_losses, sum_contexts
-from analysis.names import RECURRENT, missing_of, pairs_in, style_of, title
+from analysis.names import RECURRENT, SEVEN, missing_of, pairs_in, style_of, title
 from analysis.panels import doublings_axis, legend_of
 from analysis.statistics import Estimate
 from analysis.study import Study
@@ -99,21 +99,23 @@ def draw(study: Study) -> Files:
     found, drawn = context_losses(study), points(study)
     first = next(iter(found.values()))
     shortest, start = tokens(int(first.contexts_C[0])), tokens(_early(first))
-    figure, row = plt.subplots(1, 3, figsize=(WIDTH, 3.4))
     words = {
-        "all": (f"loss minus loss given {shortest} (nats)", "what context is worth"),
-        "late": (f"loss minus loss given {start} (nats)", f"and from {start} on"),
+        "all": ("change of loss (nats)", f"more than {shortest} tokens"),
+        "late": ("change of loss (nats)", f"more than {start} tokens"),
         "lead": ("lead of FoX (nats)", "Transformer minus FoX"),
     }
-    for axes, (panel, (ylabel, title_of)) in zip(row, words.items(), strict=True):
-        own = drawn[drawn["panel"] == panel]
-        if own.empty:  # no FoX beside its Transformer
+    rows = _rows_of(list(found))
+    figure, grid = plt.subplots(len(rows), 3, figsize=(WIDTH, 1.2 + 2.2 * len(rows)), squeeze=False)
+    for (below, models), (column, (panel, (ylabel, title_of))) in product(enumerate(rows), enumerate(words.items())):
+        axes, whole = grid[below, column], drawn[drawn["panel"] == panel]
+        own = whole[whole["model"].isin(models)]
+        if own.empty or (panel == "lead" and below):  # no FoX beside its Transformer, or drawn above
             axes.set_axis_off()
             continue
         _lines(axes, own)
-        doublings_axis(axes, _apart(sorted(set(own["context"]))))
-        limits = _limits(own[own["context"].isin(first.inside)], own)
-        axes.set(ylim=limits, xlabel="tokens of context $c$", ylabel=ylabel, title=title_of)
+        doublings_axis(axes, _apart(sorted(set(whole["context"]))))
+        limits = _limits(whole[whole["context"].isin(first.inside)], whole)
+        axes.set(ylim=limits, xlabel="tokens of context $c$", ylabel=ylabel, title="" if below else title_of)
         training_length_line(axes, first.train_len)
     legend_of(figure, [style_of(model) for model in found], markers=True)
     documents, places = first.losses_SDPC.shape[1:3]
@@ -126,6 +128,13 @@ def draw(study: Study) -> Files:
         f"dashed: training length {tokens(first.train_len)}; what leaves the frame goes on above",
     )
     return publish(study, figure, drawn, *notes)
+
+
+def _rows_of(models: list[str]) -> list[list[str]]:
+    """Return the models of each row of panels: those of the paper, and where there are others these below, beside FoX."""
+    others = [model for model in models if model not in SEVEN]
+    paper = [model for model in models if model in SEVEN]
+    return [paper, [*paper[:1], *others]] if paper and others else [models]
 
 
 def _fewer(losses: ContextLosses, before: int, after: int) -> str:

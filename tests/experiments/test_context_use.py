@@ -194,3 +194,9 @@ def test_the_table_has_what_is_gained_from_part_to_part(tmp_path):
     assert table.note.endswith(" seeds. From 224 to 992 at 1 of 4 places, 25% of the tokens.")
     drawn = pd.read_csv(context_use.draw(make(tmp_path / "again", main(transformer_pro=falling(start=3.2)), noise=0.0))[2])
     assert drawn[drawn["panel"] == "lead"]["value"].tolist() == pytest.approx([0.2] * 9, abs=0.2)
+
+
+def test_models_beyond_the_papers_have_panels_of_their_own_beside_fox():
+    assert context_use._rows_of(["fox_pro", "mamba2"]) == [["fox_pro", "mamba2"]]
+    assert context_use._rows_of(["fox_pro", "mamba2", "alibi"]) == [["fox_pro", "mamba2"], ["fox_pro", "alibi"]]
+    assert context_use._rows_of(["alibi"]) == [["alibi"]]
