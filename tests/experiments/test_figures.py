@@ -221,27 +221,34 @@ def told_words(tmp_path, seeds=2):
     return store.study("last_words")
 
 
-def generated(tmp_path):
+def generated(tmp_path, commits=None):
     store = synthetic.Store(tmp_path)
     for model, speeds in (("fox_pro", {"whole": 50.0, "pruned": 90.0, "evicting": 30.0}), ("mamba2", {"whole": 80.0})):
-        store.add("generation", model, [("decoding", synthetic.decoding_rows(speeds))], evaluation={"new_tokens": 32})
+        sha = (commits or {}).get(model, synthetic.PROVENANCE["git_sha"])
+        rows = [("decoding", synthetic.decoding_rows(speeds))]
+        store.add("generation", model, rows, evaluation={"new_tokens": 32}, git_sha=sha)
     return store.study("generation")
 
 
 def test_generation_is_told_from_the_fastest_to_the_slowest(tmp_path):
     found = generation.findings(generated(tmp_path))
     rates = ("FoX (Pro), pruned {}, Mamba-2 {}, FoX (Pro) {}, FoX (Pro), evicting {}.".format(*each) for each in (
-        (45, 40, 25, 15), (180, 160, 100, 60)))  # fmt: skip
+        ("45 [81, 99]", "40 [72, 88]", "25 [45, 55]", "15 [27, 33]"),
+        ("180 [81, 396]", "160 [72, 352]", "100 [45, 220]", "60 [27, 132]")))  # fmt: skip
     texts = ("one text", "4 texts")
-    assert found[:2] == [
-        f"Tokens decoded per second after {text} of 1k tokens: {rate}" for text, rate in zip(texts, rates, strict=True)
-    ]
+    of_all = f"Tokens decoded per second [{generation.QUANTILES}] after {{}} of 1k tokens: {{}}"
+    assert found[:2] == [of_all.format(*each) for each in zip(texts, rates, strict=True)]
     assert (
         found[2].startswith(
             "In memory for one text of 1k tokens, with sums of the gates and free places, in MiB: FoX (Pro) 4, "
         )
         and len(found) == 3
     )
+
+
+def test_generation_says_which_models_were_timed_with_other_code(tmp_path):
+    found = generation.findings(generated(tmp_path, {"mamba2": "f" * 40}))
+    assert found[2] == "Timed with different code: FoX (Pro) (0123456789+); Mamba-2 (ffffffffff+). Compare within these."
 
 
 def evicted(tmp_path, seeds=2):
