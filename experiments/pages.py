@@ -28,7 +28,7 @@ from analysis.tables import to_markdown
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, Timed, timed
 from experiments.artefact import PAPERS, artefacts
-from experiments.beyond import cache_eviction, context_use, gate_by_tokens, last_words
+from experiments.beyond import acp_tight, cache_eviction, context_use, gate_by_tokens, last_words
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
@@ -275,6 +275,7 @@ def fill(template: Path, facts: Facts) -> str:
         "gate_laws": gate_by_tokens.laws,
         "context_losses": context_losses,
         "in_words": last_words.compare,
+        "by_code": acp_tight.by_code,
         "last_words": last_words.last_words,
         "remaining": cache_eviction.remaining,
         "level": f"{LEVEL:.0%}",
