@@ -569,9 +569,19 @@ def test_figure_4_draws_scores_and_averages_samples_and_seeds(tmp_path):
     table = fig4_needle.summary(study)
     assert [column.key for column in table.columns] == ["easy_inside", "easy_beyond", "standard_inside", "standard_beyond"]
     assert table.rows["fox_pro"][0] == 10
-    assert "2 needles per cell and seed" in table.note
+    assert "2 needles per cell and seed" in table.note and "; 2 seeds." in table.note
     low, high = table.ranges["fox_pro"][1]
     assert low < table.rows["fox_pro"][1] < high
+
+
+def test_a_table_of_needles_says_which_models_have_fewer_seeds(tmp_path):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(3)
+    modes = {"fox_pro": [("easy", "standard"), ("standard",), ("standard",)], "hgrn2": [("easy", "standard")] * 2}
+    for model, seeds in {**modes, "mamba2": [("easy", "standard")] * 3}.items():
+        for seed, own in enumerate(seeds):
+            rows = synthetic.needle_rows(model, rng, train_len=128, lengths=(64, 200), depths=(0.0, 50.0))
+            store.add(STEM4, model, [("needle", rows[rows["mode"].isin(own)])], seed=seed)
+    assert "; 3 seeds, but 1 of FoX (Pro) (easy); 2 of HGRN2." in fig4_needle.summary(store.study(STEM4)).note
 
 
 def test_where_scores_are_at_the_floor_recall_is_drawn_and_said(tmp_path):
