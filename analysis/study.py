@@ -266,9 +266,13 @@ class Study:
 
     def is_from_changed_code(self, line: Line) -> bool:
         """Say whether files differed from their commit when the training that a line is drawn from was started."""
+        return any(start.get("git_dirty") for start in self.starts(line))
+
+    def starts(self, line: Line) -> list[dict[str, Any]]:
+        """Return the starts of the training that a line is drawn from; of all where that is not known."""
         training = self._training(line)
         own = [each for each in self.runs[line.run_id]["starts"] if training is None or each["date"] in training["starts"]]
-        return line.is_trained and any(start.get("git_dirty") for start in own)
+        return own if line.is_trained else []
 
     def spec(self, run_id: str) -> dict[str, Any]:
         """The RunSpec of a run, as JSON."""

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from PIL import Image
 
+from analysis.names import title
 from analysis.study import Study
 from results.atomic import write_atomic
 
@@ -96,8 +97,30 @@ def scale_note(study: Study) -> str:
 
 
 def about(study: Study, *, corpus: bool = True) -> str:
-    """Begin the note below a table: the scale, and the corpora."""
-    return f"{scale_note(study).capitalize()}.{f' Corpus: {study.corpora}.' if corpus else ''}"
+    """Begin the note below a table: the scale, the corpora, and who was trained elsewhere than most."""
+    elsewhere = trained_elsewhere(study)
+    corpora = f" Corpus: {study.corpora}." if corpus else ""
+    return f"{scale_note(study).capitalize()}.{corpora}{elsewhere and f' {elsewhere}.'}"
+
+
+def trained_elsewhere(study: Study) -> str:
+    """Say which trainings had another GPU or another Triton than most; empty where none had. CPUs do without Triton."""
+    places: dict[str, dict[str, set[int]]] = {}
+    for line in study.lines:
+        for start in study.starts(line):
+            if "thread" not in start["device"]:
+                place = f"{start['device']}, Triton {(start.get('versions') or {}).get('triton', 'unknown')}"
+                places.setdefault(place, {}).setdefault(title(line.label), set()).add(line.seed)
+    most, *others = sorted(places, key=lambda place: -sum(map(len, places[place].values()))) or [""]
+    parts = [
+        f"on {place}: {', '.join(f'{label} (seed {_joined(seeds)})' for label, seeds in places[place].items())}"
+        for place in others
+    ]
+    return f"Trained on {most}, but {'; '.join(parts)}" if parts else ""
+
+
+def _joined(seeds: set[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))
 
 
 def changed_note(study: Study) -> str:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import jinja2
 import numpy as np
@@ -21,6 +21,7 @@ from results.atomic import write_atomic
 Values = Mapping[str, Sequence[float | None]]
 Ranges = Mapping[str, Sequence[tuple[float, float] | None]]
 Mark = Literal["", "best", "second"]
+MARKED = " Bold, underlined: best and second best, where the interval or spread overlaps no other's."
 WIDE = 10
 CHECK = "\N{CHECK MARK}"
 HTML = jinja2.Template(Path(__file__).with_name("table.html.j2").read_text(), autoescape=True, trim_blocks=True)
@@ -53,7 +54,7 @@ class Column:
 @dataclass(frozen=True)
 class Table:
     """`rows`: label -> one value per column. `spreads`: standard deviations over seeds, printed behind +/-. `ranges`: low and
-    high of a value that was measured repeatedly. Values whose ranges, or else spreads, overlap are not ranked. `paper`: the
+    high of a value that was measured repeatedly. Values whose ranges, or else spreads, overlap are not marked. `paper`: the
     paper's values, given only where they can be compared."""
 
     caption: str
@@ -65,26 +66,20 @@ class Table:
     ranges: Ranges = field(default_factory=dict)
 
     def marks(self) -> dict[str, list[Mark]]:
-        """Mark the printed values that are best and second best of their column, ties included; none where all are equal."""
+        """Mark the best and the second best value of a column, each where its range overlaps no other's. Beside a value without
+        a range nothing is marked: whether they can be told apart is not known."""
         marks: dict[str, list[Mark]] = {label: [""] * len(self.columns) for label in self.rows}
+        places: tuple[Mark, Mark] = ("best", "second")
         for index, column in enumerate(self.columns):
-            printed = {label: _printed(column, values[index]) for label, values in self.rows.items()}
-            known = sorted({value for value in printed.values() if value is not None}, reverse=column.better == "higher")
+            known = {label: value for label, values in self.rows.items() if _finite(value := values[index])}
+            ranges = {label: self._range(label, index) for label in known}
             if not column.better or len(known) < 2:
                 continue
-            ranked = known[:2] if list(printed.values()).count(known[0]) == 1 else known[:1]  # a tie for best leaves no second
-            for label, value in printed.items():
-                if value in ranked and self._apart(label, index, printed):
-                    marks[label][index] = "best" if value == known[0] else "second"
+            order = sorted(known, key=lambda label: known[label], reverse=column.better == "higher")
+            for label, mark in zip(order, places, strict=False):
+                if not any(_overlap(ranges[label], ranges[other]) for other in known if other != label):
+                    marks[label][index] = mark
         return marks
-
-    def _apart(self, label: str, index: int, printed: Mapping[str, float | None]) -> bool:
-        """Say whether the range of a value overlaps that of no other value."""
-        own = self._range(label, index)
-        if own is None:
-            return True
-        others = [self._range(other, index) for other in self.rows if printed[other] != printed[label]]
-        return all(other is None or other[1] < own[0] or own[1] < other[0] for other in others)
 
     def _range(self, label: str, index: int) -> tuple[float, float] | None:
         """The range of a value or, without one, its spread on both sides; None of a value without either, and where an end is
@@ -144,14 +139,18 @@ def count_range(counts: Collection[int], noun: str) -> str:
     return f"{' to '.join(f'{count:,}' for count in dict.fromkeys((min(counts), max(counts))))} {noun}"
 
 
-def _printed(column: Column, value: float | None) -> float | None:
-    """Return the number that is printed."""
-    text = "" if value is None or not math.isfinite(value) else column.text(value).replace("\N{MINUS SIGN}", "-")
-    return float(text.replace(",", "")) if text and column.style != "check" else value if text else None
+def _finite(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _overlap(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Say whether two ranges touch, or one is not known."""
+    return one is None or other is None or (one[0] <= other[1] and other[0] <= one[1])
 
 
 def _caption(table: Table) -> str:
     ours = " In brackets: the paper's value." if table.paper else ""
+    ours += MARKED if any(map(any, table.marks().values())) else ""
     return f"{table.caption}.{' ' + table.note if table.note else ''}{ours}"
 
 

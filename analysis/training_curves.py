@@ -62,7 +62,7 @@ def summary(study: Study) -> Table:
     """Training loss at the end; median speed and share of the GPU's peak, of the seed that had most of its GPU to itself."""
     found = trainings(study)
     columns = [
-        Column("final_loss", f"training loss, last {LAST_SHARE:.0%} (nats)", 3, "lower"),
+        Column("final_loss", f"training loss, last {LAST_SHARE:.0%} (nats)", 3),
         Column("tokens_per_s", "median tokens/s, fastest seed", 0, "higher"),
     ]
     if any(np.isfinite(each.mfu).all() for each in found):

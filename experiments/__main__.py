@@ -39,7 +39,7 @@ class Plan(Request):
     file-digests.json in --corpora-dir, by which files of 1 MB and more are read once."""
 
     mfu: float = 0.4
-    """Utilisation assumed for GPU-hours."""
+    """Utilisation assumed for GPU-hours; small or recurrent models reach less."""
 
     def run(self, console: Console) -> None:
         overview.print_plan(_planned(self, rehearsal=True), self.mfu, console)

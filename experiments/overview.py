@@ -84,7 +84,8 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     console.print(
         "parameters as the paper counts them (without the input embedding); FLOPs of training (three forward passes, by the "
         "formulas of Table 6) and evaluation; disk while it trains, a tenth of it afterwards; "
-        f"hours at {mfu:.0%} of an {GPU}'s {DENSE_BF16_PEAK[GPU] / 1e12:.0f} TFLOP/s (bf16)"
+        f"hours at {mfu:.0%} of an {GPU}'s {DENSE_BF16_PEAK[GPU] / 1e12:.0f} TFLOP/s (bf16), of which small "
+        "or recurrent models reach a fraction: --mfu sets another share (Table 6 and Appendix F.9 have measured ones)"
     )
 
 

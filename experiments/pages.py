@@ -20,7 +20,7 @@ import pandas as pd
 from analysis.curves import KIND, LossCurve, by_model, compare, context_losses, difference, loss_curves, perplexity
 from analysis.names import title
 from analysis.pruning import skipped
-from analysis.seeds import size_of
+from analysis.seeds import RECURRENT_KINDS, size_of
 from analysis.statistics import LEVEL, Estimate
 from analysis.study import Study, study_file
 from analysis.style import tokens
@@ -28,7 +28,7 @@ from analysis.tables import to_markdown
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, Timed, timed
 from experiments.artefact import PAPERS, artefacts
-from experiments.beyond import cache_eviction, context_use, gate_by_tokens, last_words
+from experiments.beyond import acp_tight, cache_eviction, context_use, gate_by_tokens, last_words, successors
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
@@ -98,15 +98,20 @@ class Facts:
     def findings(self, stem: str, scale: str = "mini") -> Sequence[str]:
         return artefacts()[stem].findings(self.study(stem, scale))
 
-    def spent(self, size: str) -> dict[str, float]:
-        """Runs of all scales of a size, their tokens and GPU-hours, and how often the text was read by the longest."""
+    def spent(self, size: str, recall: bool | None = None) -> dict[str, Any]:
+        """Runs of all scales of a size (on recall, on texts, or both), how many have no start on record, their fewest and most
+        parameters, tokens and GPU-hours, and how often the text was read by the longest."""
         folders = [each for each in self.results_dir.iterdir() if size_of(each.name) == size]
         records = [read_run(path) for folder in folders for path in (folder / "runs").glob("*.json")]
+        records = [each for each in records if recall in (None, bool(each["spec"]["data"].get("recall")))]
         starts = [start for record in records for start in record["starts"] if start.get("end")]
+        params = [start["params"] for start in starts]
         hours = sum(start.get("world_size", 1) * (start["end"].get("wall_s") or 0) for start in starts) / 3600
         read_most = max(start.get("epochs", 0.0) for start in starts)
         count = sum(start["end"].get("tokens") or 0 for start in starts)
-        return {"runs": len(records), "tokens": count, "hours": hours, "epochs": read_most}
+        unseen = sum(not record["starts"] for record in records)
+        sizes = {"fewest": min(params), "most": max(params)}
+        return {"runs": len(records), "unseen": unseen, "tokens": count, "hours": hours, "epochs": read_most, **sizes}
 
     def size(self, scale: str) -> dict[str, float]:
         """Parameters of the main models from fewest to most, median minutes of a run with all its starts, and how often it
@@ -141,6 +146,16 @@ class Facts:
         changed = sum(any(start.get("git_dirty") for start in record["starts"]) for _, record in lines.values())
         free = (line.model for line, run in lines.values() if not all(start.get("deterministic") for start in run["starts"]))
         return {"all": len(lines), "unnamed": unnamed, "changed": changed, "varying": sorted(set(free))}
+
+    def above_training(self, study: Study) -> dict[str, tuple[float, float]]:
+        """Least and most by which held-out losses are above final training losses, of recurrent models and of others."""
+        found: dict[str, list[float]] = {"recurrent": [], "others": []}
+        for curve in loss_curves(study):
+            trained = [study.final_loss(line) or math.nan for line in study.lines if line.run_id in curve.run_ids]
+            is_recurrent = study.spec(curve.run_ids[0])["model"]["kind"] in RECURRENT_KINDS
+            held_out = float(curve.mean_N[: curve.train_len].mean())
+            found["recurrent" if is_recurrent else "others"].append(held_out - float(np.mean(trained)))
+        return {name: (min(gaps), max(gaps)) for name, gaps in found.items()}
 
     def at_half(self) -> dict[str, LossCurve]:
         """Models of half the training tokens, each at its best peak learning rate."""
@@ -280,6 +295,10 @@ def fill(template: Path, facts: Facts) -> str:
         "gate_laws": gate_by_tokens.laws,
         "context_losses": context_losses,
         "in_words": last_words.compare,
+        "by_code": acp_tight.by_code,
+        "by_rate": by_rate,
+        "best_of": best_of,
+        "tried": successors.tried,
         "last_words": last_words.last_words,
         "remaining": cache_eviction.remaining,
         "level": f"{LEVEL:.0%}",

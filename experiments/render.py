@@ -22,6 +22,7 @@ from analysis import report
 from analysis.statistics import LEVEL
 from analysis.study import Study, read_lines, study_file
 from analysis.verdict import JUDGED, Claim, Status, Verdict, judge
+from data.spec import DataSpec
 from experiments.artefact import FOLDERS, Artefact, artefacts
 from experiments.collect import drawn_file
 from experiments.forks import begin
@@ -189,21 +190,33 @@ def _how(artefact: Artefact, scale: str, study: Study) -> str:
     newest = max(study.all_metas, key=lambda meta: (meta["created"], meta["eval_id"]))
     made = newest["provenance"]
     seen = f"Last seen {newest['created'][:10]} on {made['device']}, commit {commit_name(made)}; corpus {study.corpora}."
-    return f"`{command}`\n\n{_took(study)} {seen}"
+    return f"`{command}`\n\n{_took(study, _makes(artefact, scale, study))} {seen}"
+
+
+def _makes(artefact: Artefact, scale: str, study: Study) -> int:
+    """Count the runs that the command of an artefact makes."""
+    seeds = tuple(sorted({line.seed for line in study.lines}))
+    text = DataSpec(source="any", tokenizer="bytes", vocab_size=512, bos_id=0, document_len=2**20, fingerprint="any")
+    declared = {recipe.run_spec(text).run_id for recipe in artefact.runs(get_scale(scale), seeds)}
+    return len(declared) + len(_more(artefact, scale, study)) * len(seeds)
 
 
 def _also(artefact: Artefact, scale: str, study: Study) -> str:
     """Return the options that ask for the stored models which the artefact does not declare."""
+    return "".join(f" --also {model}" for model in _more(artefact, scale, study))
+
+
+def _more(artefact: Artefact, scale: str, study: Study) -> list[str]:
     declared = {recipe.series for recipe in artefact.runs(get_scale(scale), (0,))}
-    more = dict.fromkeys(line.model for line in study.lines if not line.axes and line.series not in declared)
-    return "".join(f" --also {model}" for model in more)
+    return [*dict.fromkeys(line.model for line in study.lines if not line.axes and line.series not in declared)]
 
 
-def _took(study: Study) -> str:
-    """Return how many minutes the trainings took that the lines are drawn from."""
+def _took(study: Study, makes: int) -> str:
+    """Return how many minutes the trainings took that the lines are drawn from, of all that the command makes."""
     starts = drawn_starts(study)
     if not starts:
         return "No training."
     devices = sorted({str(start["device"]) for own in starts.values() for start in own})
     minutes = sum(map(minutes_of, starts.values()))
-    return f"{len(starts)} trainings, {minutes:.0f} minutes on {' and '.join(devices) or 'nothing known'}."
+    count = f"{len(starts)} of the {makes} trainings that it makes" if makes > len(starts) else f"{len(starts)} trainings"
+    return f"{count}, {minutes:.0f} minutes on {' and '.join(devices) or 'nothing known'}."

@@ -11,7 +11,7 @@ from typing import Literal
 from analysis.curves import difference, loss_curves
 from analysis.pruning import skipped, tile_note
 from analysis.study import Study
-from analysis.style import about
+from analysis.style import about, tokens
 from analysis.tables import Cell, Column, over_seeds
 from experiments import evaluations
 from experiments.acp.acp_pruned_share import largest_dropped
@@ -66,15 +66,24 @@ def summary(study: Study):
             values[each.label] += [above, *tight.get(each.label, [None] * 6)]
     times = study.evaluations("attention_speed")
     machines = {str(rows["machine"].iloc[0]) for _, rows, _ in times}
-    commits = dict.fromkeys(commit_name(meta["provenance"]) for *_, meta in times)
     note = f"{about(study)} Each at its training context, {tile_note(tuple(found))}."
     if any(each.axes["pruning"] == "unpruned" for each in found):
         note += " What was trained without pruning is pruned by ACP's rule."
     for machine in sorted(machines):
         note += f" Times on {machine}{', which skips only what all heads do' if is_cpu(machine) else ''}."
-    if len(commits) > 1:
-        note += f" They are of different code ({', '.join(commits)}), attention without pruning too: compare within a line."
+    note += f" {different}" if (different := by_code(study)) else ""
     return over_seeds("FoX (Pro) trained with ACP's pruning and with tight pruning", columns, values, note)
+
+
+def by_code(study: Study) -> str:
+    """Say how long attention without pruning takes with the code of each commit, where there are several."""
+    found: dict[str, list[str]] = {}
+    for line, rows, meta in study.evaluations("attention_speed", rule=None):
+        (ms,) = rows.loc[(rows["quantity"] == "attention") & (rows["pruned"] == 0), "milliseconds"]
+        found.setdefault(commit_name(meta["provenance"]), []).append(f"{ms:.1f} at {tokens(int(line.axes['context']))}")
+    parts = [f"{', '.join(times)} ({commit})" for commit, times in found.items()]
+    told = f"Times are of different code: attention without pruning takes {'; '.join(parts)} (ms). Compare within a line."
+    return told if len(parts) > 1 else ""
 
 
 def _by_rule(study: Study, rule: str | None = None) -> dict[str, list[Cell]]:

@@ -125,7 +125,7 @@ def draw(study: Study) -> Files:
         f"{first.targets} at {places} places of each of {documents} documents",
         f"{fewer}, whose change is added to the value at {tokens(first.everywhere)}" if fewer else "",
         f"mean of {seeds_of(found)}; bars: 95% intervals (documents by source, and seeds), side by side about their context",
-        f"dashed: training length {tokens(first.train_len)}; what leaves the frame goes on above",
+        f"dashed: training length {tokens(first.train_len)}; lines are cut at the frame",
     )
     return publish(study, figure, drawn, *notes)
 

@@ -17,6 +17,7 @@ from analysis.tables import Column, Table
 from eval.decoding.spec import CACHES, Spec
 from experiments.recipes import lines
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
+from results.provenance import commit_name
 
 SIZES: dict[tuple[str, ...], dict[str, Any]] = {
     TINIES: dict(lengths=(256, 1024), batch_sizes=(1, 4), new_tokens=32),
@@ -26,6 +27,7 @@ SIZES: dict[tuple[str, ...], dict[str, Any]] = {
 """Lengths of the texts, and sequences at a time."""
 KIND = "decoding"
 SOFTMAX = "A Transformer is decoded by FoX's kernel with open gates, whose sums its cache holds, too."
+QUANTILES = "quantiles of 20% and 80% over the steps"
 DASHES = {"whole": None, "pruned": DASHED, "evicting": DOTTED}
 runs = lines("fox_pro", "transformer_pro", "mamba2", once=True)
 
@@ -37,9 +39,12 @@ def evals(scale):
 
 
 def timed(study: Study) -> pd.DataFrame:
-    """Return model, cache, seq_len, batch_size, tokens_per_s, prefill_tokens_per_s, mib of one sequence, and the machine that
-    most was timed on, models in the paper's order. ValueError: nothing is stored."""
-    found = [own.assign(model=line.model) for line, own, _ in study.evaluations(KIND, "times of generation")]
+    """Return model, cache, seq_len, batch_size, tokens_per_s, prefill_tokens_per_s, mib of one sequence, the commit, and the
+    machine that most was timed on, models in the paper's order. ValueError: nothing is stored."""
+    found = [
+        own.assign(model=line.model, commit=commit_name(meta["provenance"]))
+        for line, own, meta in study.evaluations(KIND, "times of generation")
+    ]
     table = pd.concat(found, ignore_index=True)
     table = table[table["machine"] == table["machine"].mode().iloc[0]]
     table["mib"] = table["cache_bytes"] / table["batch_size"] / 2**20
@@ -77,40 +82,53 @@ def draw(study: Study) -> Files:
 
 def _notes(table: pd.DataFrame) -> tuple[str, ...]:
     softmax = (SOFTMAX.rstrip("."),) if any("transformer" in model for model in table["model"]) else ()
-    return (f"on {table['machine'].iloc[0]}, decoding through generate, one seed", *softmax)
+    apart = tuple(each.removesuffix(".") for each in _apart(table))
+    return (f"on {table['machine'].iloc[0]}, decoding through generate, one seed", *softmax, *apart)
+
+
+def _apart(table: pd.DataFrame) -> list[str]:
+    """Say which models were timed with the code of which commit, where there are several."""
+    by_commit = table.groupby("commit", sort=False)["model"].unique()
+    parts = [f"{', '.join(map(title, models))} ({commit})" for commit, models in by_commit.items()]
+    return [f"Timed with different code: {'; '.join(parts)}. Compare within these."] if parts[1:] else []
 
 
 def summary(study: Study) -> Table:
     table = timed(study)
     lengths, batches = sorted(table["seq_len"].unique()), sorted(table["batch_size"].unique())
-    columns, rows = [], {}
+    columns, rows, ranges = [], dict[str, list[float | None]](), {}
     for batch_size, length in product(batches, lengths):
-        columns.append(Column(f"decode_{batch_size}_{length}", f"{tokens(length)} x {batch_size} (tokens/s)", 0, "higher"))
-    columns += [Column(f"kept_{length}", f"kept of {tokens(length)} (MiB)", 2, "lower") for length in lengths]
+        columns.append(Column(f"decode_{batch_size}_{length}", f"{tokens(length)} x {batch_size} (tokens/s)", 0))
+    columns += [Column(f"kept_{length}", f"kept of {tokens(length)} (MiB)", 2) for length in lengths]
     for (model, cache), own in table.groupby(["model", "cache"], sort=False):
-        cells = own.set_index(["batch_size", "seq_len"])
-        speeds = [cells["tokens_per_s"].get(key) for key in product(batches, lengths)]
-        kept = [cells["mib"].get((batches[0], length)) for length in lengths]
-        rows[name_of(str(model), str(cache))] = [None if cell is None else float(cell) for cell in (*speeds, *kept)]
-    note = f"{about(study)} Decoding on {table['machine'].iloc[0]}, text x sequences at a time. One seed. {SOFTMAX}"
-    return Table("Speed and memory of generation", columns, rows, note)
+        cells: dict[Any, Any] = {(cell.batch_size, cell.seq_len): cell for cell in own.itertuples()}
+        timings = [cells.get(key) for key in product(batches, lengths)]
+        kept = [cells.get((batches[0], length)) for length in lengths]
+        name = name_of(str(model), str(cache))
+        rows[name] = [cell and cell.tokens_per_s for cell in timings] + [cell and cell.mib for cell in kept]
+        ranges[name] = [cell and (cell.tokens_per_s_low, cell.tokens_per_s_high) for cell in timings] + [None] * len(kept)
+    where = f"Decoding on {table['machine'].iloc[0]}, text x sequences at a time. One seed. In square brackets: {QUANTILES}."
+    note = " ".join([about(study), where, SOFTMAX, *_apart(table)])
+    return Table("Speed and memory of generation", columns, rows, note, ranges=ranges)
 
 
 def findings(study: Study) -> list[str]:
-    """A sentence for each number of sequences at a time, the fastest first, what softmax attention is decoded by, and what is
-    kept; of the longest text."""
+    """A sentence for each number of sequences at a time, the fastest first, which models were timed with which code, what
+    softmax attention is decoded by, and what is kept; of the longest text."""
     table = timed(study)
     table = table[table["seq_len"] == table["seq_len"].max()]
     table = table.assign(name=[name_of(model, cache) for model, cache in zip(table["model"], table["cache"], strict=True)])
     text, said = tokens(int(table["seq_len"].iloc[0])), list[str]()
     for batch_size, own in table.groupby("batch_size"):
         ranked = own.sort_values("tokens_per_s", ascending=False)
-        rates = [f"{name} {rate:,.0f}" for name, rate in zip(ranked["name"], ranked["tokens_per_s"], strict=True)]
+        rates = [f"{each.name} {each.tokens_per_s:,.0f} [{each.tokens_per_s_low:,.0f}, {each.tokens_per_s_high:,.0f}]"
+                 for each in ranked.itertuples()]  # fmt: skip
         many = f"{batch_size} texts" if batch_size != 1 else "one text"
-        said.append(f"Tokens decoded per second after {many} of {text} tokens: {', '.join(rates)}.")
+        said.append(f"Tokens decoded per second [{QUANTILES}] after {many} of {text} tokens: {', '.join(rates)}.")
     least = table[table["batch_size"] == table["batch_size"].min()].sort_values("mib", kind="stable")
     sizes = [f"{mib:,.0f}" if mib >= 100 else f"{mib:.3g}" for mib in least["mib"]]
     kept = [f"{name} {size}" for name, size in zip(least["name"], sizes, strict=True)]
+    said += _apart(table)
     if any("transformer" in model for model in table["model"]):
         said.append(SOFTMAX)
     what = "In memory for one text of"

@@ -9,7 +9,7 @@ figures measured of these models. No claim is judged."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -226,16 +226,21 @@ def absent(study: Study, curves: Iterable[LossCurve]) -> str:
     return ", ".join(f"{stem} {count}" for stem, count in Counter(without).items())
 
 
-def rates(study: Study, curves: Iterable[LossCurve]) -> str:
-    """Say which peak learning rates each model was trained at, at all scales of the size, and whether all were tried alike."""
+def tried(study: Study, curves: Sequence[LossCurve]) -> list[tuple[float, ...]]:
+    """Return the peak learning rates that each model was trained at, at all scales of the size."""
     specs = [read_run(path)["spec"] for path in study.results_dir.glob(f"{size_of(study.scale)}*/runs/*.json")]
-    tried: dict[tuple[float, ...], list[str]] = {}
-    for curve in curves:
-        own = _model(study.spec(curve.run_ids[0]))
-        found = {each["train"]["peak_lr"] for each in specs if each["model"]["kind"] == own.kind and _model(each) == own}
-        tried.setdefault(tuple(sorted(found)), []).append(name(curve))
-    parts = [f"{', '.join(map('{:g}'.format, found))}: {', '.join(tried[found])}" for found in sorted(tried)]
-    counts = {len(found) for found in tried}
+    own = [_model(study.spec(curve.run_ids[0])) for curve in curves]
+    alike = [[each for each in specs if each["model"]["kind"] == model.kind and _model(each) == model] for model in own]
+    return [tuple(sorted({each["train"]["peak_lr"] for each in found})) for found in alike]
+
+
+def rates(study: Study, curves: Sequence[LossCurve]) -> str:
+    """Say which peak learning rates each model was trained at, at all scales of the size, and whether all were tried alike."""
+    by_rates: dict[tuple[float, ...], list[str]] = {}
+    for curve, found in zip(curves, tried(study, curves), strict=True):
+        by_rates.setdefault(found, []).append(name(curve))
+    parts = [f"{', '.join(map('{:g}'.format, found))}: {', '.join(by_rates[found])}" for found in sorted(by_rates)]
+    counts = {len(found) for found in by_rates}
     alike = "one each, none was tuned here" if counts == {1} else "the same effort for all"
     return f"Peak learning rates tried ({alike if len(counts) == 1 else 'not the same effort for all'}): {'; '.join(parts)}."
 
@@ -306,7 +311,9 @@ def findings(study: Study) -> list[str]:
     fox, curves = ranking(study)
     rest, others = [curve for curve in curves if curve is not fox], elsewhere(study)
     alone, placed = _placed({name(curve): difference(curve, fox) for curve in rest})
-    told = [(alone, f"Loss within the training context ({tokens(fox.train_len)} tokens): {placed}.")]
+    effort = {len(found) for found in tried(study, curves)}
+    tuned = "one learning rate each, none tuned here" if effort == {1} else "learning rates tried: see the table"
+    told = [(alone, f"Loss within the training context ({tokens(fox.train_len)} tokens; {tuned}): {placed}.")]
     told += [_beyond(fox, rest, others["context_use"]), _state(study, fox, rest), _retrieval(others), _limits(study, curves)]
     return [sentence for _, sentence in sorted(told, key=lambda each: each[0])]
 
@@ -334,8 +341,8 @@ def _state(study: Study, fox: LossCurve, rest: Iterable[LossCurve]) -> tuple[boo
         place = ("cannot be told from it, apart", "is ahead of it", "is behind it")[_side(apart[best])]
         parts.append(f"{name(best)}, the best with a state of fixed size, {_size(size[best])}, {place} {_by(apart[best])}")
     less = sorted((curve for curve in apart if size[curve] < size[fox] and _side(apart[curve]) >= 0), key=size.__getitem__)
-    least = f"are not behind it, of which {name(less[0])} keeps least, {_size(size[less[0]])}" if less else ""
-    parts.append(f"{len(less)} that keep less {least}" if less else "all that keep less are behind it")
+    own = ", ".join(f"{name(curve)} ({_size(size[curve])})" for curve in less)
+    parts.append(f"fewer, and not behind it: {own}" if less else "all that keep fewer are behind it")
     return not less, f"{'; '.join(parts)}."
 
 

@@ -88,13 +88,24 @@ def summary(study: Study) -> Table:
             for label, own in cells.items():
                 values[label].append(found.mean_of(own) if len(own) else None)
     samples = int(found.rows.groupby(["label", "run_id", "mode", "length", "depth"]).size().max())
-    seeds = found.rows.groupby("label")["run_id"].nunique().min()
     note = f"{about(study, corpus=False)} {samples} needle{'s' if samples > 1 else ''} per cell and seed. "
     means = [each for own in values.values() for each in own if isinstance(each, Estimate)]
     known = any(part.what == "seeds" for each in means for part in each.parts)
-    note += f"In square brackets: 95% interval over needles{' and seeds' if known else ''}; fewest seeds: {seeds}."
+    note += f"In square brackets: 95% interval over needles{' and seeds' if known else ''}; {_seeds(found)}."
     note += NOTES.get(found.kind, "")
     return over_seeds(CAPTIONS[found.kind], columns, values, note)
+
+
+def _seeds(found: Needles) -> str:
+    """Say how many seeds most have, and which models have fewer, in which modes."""
+    counts = found.rows.groupby(["label", "mode"], sort=False)["run_id"].nunique().unstack(fill_value=0)
+    most, fewer = int(counts.to_numpy().max()), dict[int, list[str]]()
+    for label, own in counts.iterrows():
+        for mode, count in own.items() if own.nunique() > 1 else [("", own.iloc[0])]:
+            if 0 < count < most:
+                fewer.setdefault(int(count), []).append(f"{title(str(label))}{f' ({mode})' if mode else ''}")
+    parts = [f"{count} of {', '.join(names)}" for count, names in sorted(fewer.items())]
+    return f"{most} seed{'s' * (most > 1)}{', but ' * bool(parts)}{'; '.join(parts)}"
 
 
 def c22b(study: Study) -> Verdict:

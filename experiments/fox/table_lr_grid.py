@@ -81,7 +81,7 @@ def best_of(rates: dict[float, LossCurve]) -> float:
 
 
 def summary(study: Study) -> Table:
-    """A line per learning rate, a column per model; best bold. The note names models whose best rate is at the grid's edge."""
+    """A line per learning rate, a column per model. The note names models whose best rate is at the grid's edge."""
     rows, what = grid(study)
     models = ordered(rows["model"])
     found: dict[Any, np.ndarray] = {key: own.to_numpy() for key, own in rows.groupby(["model", "peak_lr"])["value"]}

@@ -212,7 +212,7 @@ def test_colours_of_needles():
 
 def study(scale="tiny", scales=("tiny",), changed=0, runs=3):
     lines = [SimpleNamespace(run_id=f"r{n}", is_trained=n < runs) for n in (*range(runs), 0, 9)]
-    return SimpleNamespace(scale=scale, scales=list(scales), corpora="books, bytes", lines=lines,
+    return SimpleNamespace(scale=scale, scales=list(scales), corpora="books, bytes", lines=lines, starts=lambda line: [],
                            is_from_changed_code=lambda line: int(line.run_id[1:]) < changed)  # fmt: skip
 
 

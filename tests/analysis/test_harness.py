@@ -31,7 +31,9 @@ def every(columns, label: str = "fox_pro", first: float = 10.0, seeds: int = 1, 
 def study_of(rows, include: str = "harness"):
     frame = pd.DataFrame(rows)
     metas = {"lm_eval": [{"spec": {"include": include}}], "longbench": [{"spec": {"dataset": "hub"}}]}
-    return SimpleNamespace(stored=lambda kind, what: frame, metas=metas.get, scale="tiny", scales=["tiny"], corpora="c")
+    return SimpleNamespace(
+        stored=lambda kind, what: frame, metas=metas.get, scale="tiny", scales=["tiny"], corpora="c", lines=[]
+    )
 
 
 def test_columns_are_the_papers_and_then_the_others():

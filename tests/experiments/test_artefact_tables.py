@@ -1,12 +1,13 @@
 import csv
 import io
+import re
 
 import numpy as np
 import pytest
 
 from analysis.harness import ACCURACIES, PERPLEXITIES
 from analysis.paper import paper_scores
-from analysis.tables import Column, Table, over_seeds, to_csv, to_html, to_latex, to_markdown
+from analysis.tables import MARKED, Column, Table, over_seeds, to_csv, to_html, to_latex, to_markdown
 from experiments.artefact import artefacts
 from experiments.beyond import acp_tight, gate_worth
 from experiments.fox import (
@@ -20,6 +21,7 @@ from experiments.fox import (
 from tests import synthetic
 from tests.experiments.every_picture import assert_written
 
+MODELS = ("fox_pro", "mamba2", "hgrn2", "delta_net")
 TABLE = Table(
     "A <caption>",
     (Column("loss_ppl", "Wiki. ppl", 2, "lower"), Column("acc", "ARC-e", 1, "higher"), Column("n", "count", 0)),
@@ -27,21 +29,15 @@ TABLE = Table(
         "fox_pro": [10.001, 50.0, 1200.0],
         "mamba2": [10.004, 40.0, None],
         "hgrn2": [12.0, 45.04, 3.0],
-        "delta_net": [13.0, 45.0, 3.0],
+        "delta_net": [13.0, 43.0, 3.0],
     },
     "50% of it.",
     {"fox_pro": [9.5, None, None]},
+    ranges={label: [None, (low, low + 1), None] for label, low in zip(MODELS, (49.5, 39.5, 44.5, 42.5), strict=True)},
 )
 
 
-def test_best_and_second_are_of_the_printed_values_and_ties_share():
-    marks = TABLE.marks()
-    assert [marks[model][0] for model in TABLE.rows] == ["best", "best", "", ""]  # 10.00 twice: nobody is second
-    assert [marks[model][1] for model in TABLE.rows] == ["best", "", "second", "second"]
-    assert [marks[model][2] for model in TABLE.rows] == [""] * 4
-
-
-def test_values_whose_ranges_overlap_are_not_ranked():
+def test_values_whose_ranges_overlap_or_are_not_known_are_not_marked():
     columns = [Column("speed", "speed", 0, "higher")]
     rows = {"a": [100.0], "b": [98.0], "c": [90.0], "d": [80.0]}
 
@@ -51,22 +47,24 @@ def test_values_whose_ranges_overlap_are_not_ranked():
 
     assert marks(0.5) == ["best", "second", "", ""]
     assert marks(1.5) == ["", "", "", ""]
+    beside = {label: [(value - 1, value + 1)] for label, [value] in rows.items() if label != "d"}
+    assert Table("", columns, rows, ranges=beside).marks() == {label: [""] for label in rows}, "of d there is one seed"
     assert "| 100 [99, 101] |" in to_markdown(Table("", columns, {"a": [100.0]}, ranges={"a": [(99.0, 101.0)]}))
 
 
 def test_markdown():
     lines = to_markdown(TABLE).splitlines()
     assert lines[0] == "| | Wiki. ppl | ARC-e | count |"
-    assert lines[2] == "| FoX (Pro) | **10.00** (9.50) | **50.0** | 1,200 |"
-    assert lines[3] == "| Mamba-2 | **10.00** | 40.0 | – |"
-    assert lines[4] == "| HGRN2 | 12.00 | <u>45.0</u> | 3 |"
-    assert lines[-1] == "A <caption>. 50% of it. In brackets: the paper's value."
+    assert lines[2] == "| FoX (Pro) | 10.00 (9.50) | **50.0 [49.5, 50.5]** | 1,200 |"
+    assert lines[3] == "| Mamba-2 | 10.00 | 40.0 [39.5, 40.5] | – |"
+    assert lines[4] == "| HGRN2 | 12.00 | <u>45.0 [44.5, 45.5]</u> | 3 |"
+    assert lines[-1] == f"A <caption>. 50% of it. In brackets: the paper's value.{MARKED}"
 
 
 def test_latex():
     text = to_latex(TABLE)
-    assert r"FoX (Pro) & \textbf{10.00} {\scriptsize (9.50)} & \textbf{50.0} & 1,200 \\" in text
-    assert r"HGRN2 & 12.00 & \underline{45.0} & 3 \\" in text
+    assert r"FoX (Pro) & 10.00 {\scriptsize (9.50)} & \textbf{50.0 [49.5, 50.5]} & 1,200 \\" in text
+    assert r"HGRN2 & 12.00 & \underline{45.0 [44.5, 45.5]} & 3 \\" in text
     assert r"50\% of it" in text
     assert text.count("{") == text.count("}")
     marks = Table("", [Column("a", "a", 0, style="check")], {"x": [1.0], "y": [0.0]}, "1 ± 2")
@@ -77,7 +75,7 @@ def test_latex():
 
 def test_csv_is_unrounded_with_the_papers_columns_last():
     rows = list(csv.DictReader(io.StringIO(to_csv(TABLE))))
-    assert list(rows[0]) == ["label", "loss_ppl", "acc", "n", "loss_ppl_paper"]
+    assert list(rows[0]) == ["label", "loss_ppl", "acc", "n", "acc_low", "acc_high", "loss_ppl_paper"]
     assert rows[0]["loss_ppl"] == "10.001"
     assert rows[0]["loss_ppl_paper"] == "9.5"
     assert rows[1]["n"] == rows[1]["loss_ppl_paper"] == ""
@@ -87,7 +85,7 @@ def test_csv_is_unrounded_with_the_papers_columns_last():
 
 def test_html_is_escaped():
     assert "A &lt;caption&gt;" in to_html(TABLE)
-    assert "<span class='second'>45.0</span>" in to_html(TABLE)
+    assert "<span class='second'>45.0 [44.5, 45.5]</span>" in to_html(TABLE)
     narrow = Table("", [Column("a", "NarrativeQA"), Column("b", "RoPE")], {"x": [1.0, 1.0]})
     assert "<th>Narrative<wbr>QA</th><th>RoPE</th>" in to_html(narrow)
 
@@ -118,8 +116,8 @@ def test_table_1_from_the_papers_numbers_is_the_papers_table(tmp_path):
     folder = tmp_path / "760m-48b" / "tables"
     assert paths == [folder / f"table1_lm_eval.{ending}" for ending in ("md", "tex", "csv")]
     first = paths[0].read_text().splitlines()[2]
-    assert first.startswith("| FoX (Pro) | **23.04** (23.04) | **14.91** (14.91) | **42.75** (42.75) |")
-    assert first.endswith("| 46.57 (46.57) | **50.88** (50.88) |")
+    assert first.startswith("| FoX (Pro) | 23.04 (23.04) | 14.91 (14.91) | 42.75 (42.75) |")
+    assert first.endswith("| 46.57 (46.57) | 50.88 (50.88) |")
 
 
 @pytest.mark.parametrize(("scale", "include", "beside"), [
@@ -314,7 +312,7 @@ def test_learning_rates_by_held_out_perplexity_if_all_runs_have_it_else_by_train
     table = table_lr_grid.summary(grid(tmp_path / "a", lambda *_: True))
     assert table.caption == "Learning rates: held-out perplexity P(64)"
     assert table.rows["LR 0.002"] == pytest.approx([np.exp(2), np.exp(3)])
-    assert [marks[0] for marks in table.marks().values()] == ["second", "best", "second"]
+    assert table.columns[0].better == "lower" and not any(map(any, table.marks().values())), "one seed"
     assert "Best at the edge of what was tried: Transformer (Pro)." in table.note
     table = table_lr_grid.summary(grid(tmp_path / "b", lambda model, rate: rate < 3e-3))
     assert table.caption == "Learning rates: final training loss (nats)"
@@ -402,7 +400,7 @@ def test_both_rules_are_told_of_each_model_beside_the_one_trained_without(tmp_pa
         assert [cells[label][f"{key}_tightly"] for key in ("tiles_pruned", "attention", "step")] == pytest.approx([60, 30, 60])
     assert cells["pruned, context 512"]["above"] == pytest.approx(0.5)
     assert cells["unpruned, context 512"]["above"] is None and cells["pruned, context 1024"]["above"] is None
-    assert "What was trained without pruning is pruned by ACP's rule." in table.note
+    assert "What was trained without pruning is pruned by ACP's rule." in table.note and "different" not in table.note
     rows = [
         ("pruning", synthetic.pruning_rows([0.5], context=2048)),
         ("attention_speed", synthetic.speed_rows({"attention": 0.5, "step": 0.8})),
@@ -410,7 +408,8 @@ def test_both_rules_are_told_of_each_model_beside_the_one_trained_without(tmp_pa
     spec = {"context_len": 2048, "tile": 32, "log_tolerance": -10.0}
     axes = {"pruning": "pruned", "context": 2048}
     store.add("acp_tight", "pruned, context 2048", rows, model="fox_pro", evaluation=spec, git_sha="d00d" * 10, axes=axes)
-    assert "They are of different code (" in acp_tight.summary(store.study("acp_tight")).note
+    note = acp_tight.summary(store.study("acp_tight")).note
+    assert re.search(r"code: attention without pruning takes .* \(0123456789\+\); [\d.]+ at 2k \(d00dd00dd0\+\) \(ms\)", note)
 
 
 def test_table_4_reads_sizes_off_the_spec_and_the_model(tmp_path):

@@ -338,11 +338,13 @@ def test_what_trainings_took(monkeypatch, trainings, weights, told):
         for wall in training["ends"]])  # fmt: skip
     line = SimpleNamespace(is_trained=True, run_id="r", weights=weights)
     fresh = SimpleNamespace(is_trained=False, run_id="f", weights=None)
-    assert render._took(SimpleNamespace(lines=[line, fresh], runs={"r": 1, "f": 2})) == told
+    study = SimpleNamespace(lines=[line, fresh], runs={"r": 1, "f": 2})
+    assert render._took(study, 1) == told
+    assert render._took(study, 5) == told.replace("1 trainings", "1 of the 5 trainings that it makes")
     two = SimpleNamespace(lines=[line, SimpleNamespace(is_trained=True, run_id="t", weights=weights)], runs={"r": 1, "t": 1})
     if trainings == [("w", [60.0])]:
         monkeypatch.setattr(pages, "starts_of", lambda run, training: [{"end": {}, "device": name} for name in "ZAM"])
-        assert render._took(two) == "2 trainings, 0 minutes on A and M and Z."
+        assert render._took(two, 2) == "2 trainings, 0 minutes on A and M and Z."
 
 
 OWN = pages.ROOT / "results"
@@ -360,7 +362,7 @@ OWN = pages.ROOT / "results"
     ("tiny", {"text"}, (0,), (), Path("/mine"), f"run {FIG2} --scale tiny --results-dir /mine`"),
 ])  # fmt: skip
 def test_the_command_of_a_figure_and_where_it_was_last_seen(monkeypatch, scale, sources, seeds, also, folder, command):
-    monkeypatch.setattr(render, "_took", lambda study: "Took.")
+    monkeypatch.setattr(render, "_took", lambda study, makes: "Took.")
     made = {"device": "GPU", "git_sha": "0123456789abcdef", "git_dirty": False}
     metas = [{"created": f"2026-01-0{day}T00:00", "eval_id": name, "provenance": made | {"device": name}}
              for day, name in ((1, "z"), (2, "a"), (2, "b"))]  # fmt: skip

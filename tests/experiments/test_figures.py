@@ -221,27 +221,34 @@ def told_words(tmp_path, seeds=2):
     return store.study("last_words")
 
 
-def generated(tmp_path):
+def generated(tmp_path, commits=None):
     store = synthetic.Store(tmp_path)
     for model, speeds in (("fox_pro", {"whole": 50.0, "pruned": 90.0, "evicting": 30.0}), ("mamba2", {"whole": 80.0})):
-        store.add("generation", model, [("decoding", synthetic.decoding_rows(speeds))], evaluation={"new_tokens": 32})
+        sha = (commits or {}).get(model, synthetic.PROVENANCE["git_sha"])
+        rows = [("decoding", synthetic.decoding_rows(speeds))]
+        store.add("generation", model, rows, evaluation={"new_tokens": 32}, git_sha=sha)
     return store.study("generation")
 
 
 def test_generation_is_told_from_the_fastest_to_the_slowest(tmp_path):
     found = generation.findings(generated(tmp_path))
     rates = ("FoX (Pro), pruned {}, Mamba-2 {}, FoX (Pro) {}, FoX (Pro), evicting {}.".format(*each) for each in (
-        (45, 40, 25, 15), (180, 160, 100, 60)))  # fmt: skip
+        ("45 [81, 99]", "40 [72, 88]", "25 [45, 55]", "15 [27, 33]"),
+        ("180 [81, 396]", "160 [72, 352]", "100 [45, 220]", "60 [27, 132]")))  # fmt: skip
     texts = ("one text", "4 texts")
-    assert found[:2] == [
-        f"Tokens decoded per second after {text} of 1k tokens: {rate}" for text, rate in zip(texts, rates, strict=True)
-    ]
+    of_all = f"Tokens decoded per second [{generation.QUANTILES}] after {{}} of 1k tokens: {{}}"
+    assert found[:2] == [of_all.format(*each) for each in zip(texts, rates, strict=True)]
     assert (
         found[2].startswith(
             "In memory for one text of 1k tokens, with sums of the gates and free places, in MiB: FoX (Pro) 4, "
         )
         and len(found) == 3
     )
+
+
+def test_generation_says_which_models_were_timed_with_other_code(tmp_path):
+    found = generation.findings(generated(tmp_path, {"mamba2": "f" * 40}))
+    assert found[2] == "Timed with different code: FoX (Pro) (0123456789+); Mamba-2 (ffffffffff+). Compare within these."
 
 
 def evicted(tmp_path, seeds=2):
@@ -562,9 +569,19 @@ def test_figure_4_draws_scores_and_averages_samples_and_seeds(tmp_path):
     table = fig4_needle.summary(study)
     assert [column.key for column in table.columns] == ["easy_inside", "easy_beyond", "standard_inside", "standard_beyond"]
     assert table.rows["fox_pro"][0] == 10
-    assert "2 needles per cell and seed" in table.note
+    assert "2 needles per cell and seed" in table.note and "; 2 seeds." in table.note
     low, high = table.ranges["fox_pro"][1]
     assert low < table.rows["fox_pro"][1] < high
+
+
+def test_a_table_of_needles_says_which_models_have_fewer_seeds(tmp_path):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(3)
+    modes = {"fox_pro": [("easy", "standard"), ("standard",), ("standard",)], "hgrn2": [("easy", "standard")] * 2}
+    for model, seeds in {**modes, "mamba2": [("easy", "standard")] * 3}.items():
+        for seed, own in enumerate(seeds):
+            rows = synthetic.needle_rows(model, rng, train_len=128, lengths=(64, 200), depths=(0.0, 50.0))
+            store.add(STEM4, model, [("needle", rows[rows["mode"].isin(own)])], seed=seed)
+    assert "; 3 seeds, but 1 of FoX (Pro) (easy); 2 of HGRN2." in fig4_needle.summary(store.study(STEM4)).note
 
 
 def test_where_scores_are_at_the_floor_recall_is_drawn_and_said(tmp_path):

@@ -200,3 +200,12 @@ def test_what_pages_count(tmp_path):
     assert facts.seeds("mini") == {"one": ["other"], "some": [pages.MAIN], "all": []}
     varying = ["fox_llama", "fox_pro"]  # one says nothing of it, the other was not at its last start
     assert facts.trainings("mini") == {"all": 5, "unnamed": 5, "changed": 3, "varying": varying}
+
+
+def test_held_out_losses_above_training_losses_of_recurrent_models_and_of_others(tmp_path):
+    store = Store(tmp_path, train_len=64)
+    for model, above in (("fox_pro", 0.5), ("hgrn2", 0.75), ("mamba2", 1.0)):
+        rows = [("per_token_loss", synthetic.loss_rows(np.full(64, 3.0 + above)))]
+        store.add("successors", model, rows, spec={} if model == "fox_pro" else {"kind": model}, final_loss=3.0)
+    found = pages.Facts(tmp_path).above_training(store.study("successors"))
+    assert found["recurrent"] == pytest.approx((0.75, 1.0)) and found["others"] == pytest.approx((0.5, 0.5))
