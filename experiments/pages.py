@@ -272,7 +272,7 @@ def fill(template: Path, facts: Facts) -> str:
     constants = {
         "scales": SCALES,
         "given_more": context_use.change,
-        "gate_laws": gate_by_tokens.laws,
+        "gate_by_tokens": gate_by_tokens,
         "context_losses": context_losses,
         "in_words": last_words.compare,
         "last_words": last_words.last_words,
