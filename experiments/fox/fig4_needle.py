@@ -5,6 +5,7 @@ near perfect within the training context in both modes, the Transformers in easy
 Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -123,8 +124,11 @@ def c22b(study: Study) -> Verdict:
 
 def _above_floor(sentence: str, comparisons: list[Comparison], absent: list[str], guessing: list[str]) -> Verdict:
     """The verdict by comparisons from which models or pairs that guess are left out: there is no order of them."""
+    if not guessing:
+        return decide(sentence, comparisons, absent)
+    comparisons = [replace(each, name=f"{each.name} (left out as guessing: {', '.join(guessing)})") for each in comparisons]
     verdict = decide(sentence, comparisons, [*absent, *(f"{each} (at the floor of guessing)" for each in guessing)])
-    return in_part(verdict, "Models that guess cannot be put in order.") if guessing else verdict
+    return in_part(verdict, "Models that guess cannot be put in order.")
 
 
 def _what(found: Needles, mode: str, cells: Iterable[pd.DataFrame]) -> str:
