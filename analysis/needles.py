@@ -65,9 +65,12 @@ class Needles:
 
     @property
     def at_floor(self) -> bool:
-        """True where every model's mean is near the lowest value, that of guessing. Recall has no floor."""
-        means = self.rows.groupby(["label", "mode"])["value"].mean()
-        return self.kind != RECALL and not (means >= FLOOR * self.per_point).any()
+        """True where every model's mean is near the lowest value, that of guessing."""
+        return all(self.guessed(rows) for _, rows in self.rows.groupby(["label", "mode"]))
+
+    def guessed(self, rows: pd.DataFrame) -> bool:
+        """True where the mean is near the lowest value, that of guessing. Recall has no floor."""
+        return self.kind != RECALL and not rows["value"].mean() >= FLOOR * self.per_point
 
     @property
     def modes(self) -> list[str]:

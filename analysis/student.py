@@ -1,4 +1,5 @@
-"""Student's t distribution, of any positive degrees of freedom, instead of scipy: 113 MB of the small environment."""
+"""Student's t distribution and the tail of F, of any positive degrees of freedom, instead of scipy: 113 MB of the small
+environment."""
 
 import math
 from functools import lru_cache
@@ -24,6 +25,11 @@ def quantile(df: float, p: float) -> float:
         if abs(step) < 1e-9 * t:
             break
     return t
+
+
+def f_beyond(df: float, under: float, f: float) -> float:
+    """Return the probability of a ratio of two variances above f; `under`: degrees of freedom of the second, finite."""
+    return _incomplete_beta(under / (under + df * f), under / 2, df / 2)
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:

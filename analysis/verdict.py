@@ -227,6 +227,11 @@ def undecided(verdict: Verdict, why: str) -> Verdict:
     return replace(verdict, status=Status.UNDECIDED, sentence=f"{verdict.sentence} {why}", p=1.0)
 
 
+def in_part(verdict: Verdict, why: str) -> Verdict:
+    """The verdict on what can be compared of a claim, which may fail by it, but not hold."""
+    return verdict if verdict.status is Status.FAILS or not verdict.comparisons else undecided(verdict, why)
+
+
 def by_construction(verdict: Verdict, why: str) -> Verdict:
     """The verdict on a claim that no run could have missed; it may still fail, by a mistake of the code."""
     met = verdict.status is Status.HOLDS

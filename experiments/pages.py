@@ -285,14 +285,14 @@ def fill(template: Path, facts: Facts) -> str:
     """Return a page. ValueError for words that the rows do not bear out."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     filters = (nats, times, percent, millions, words, when, title, tokens)
-    shared = (by_model, change, compare, difference, loss_curves, order, papers, perplexity, shrinks, skipped, timed,
-              worths, zip)  # fmt: skip
+    shared = (by_model, change, compare, difference, loss_curves, order, papers, perplexity, seeds_apart, shrinks, skipped,
+              timed, worths, zip)  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {function.__name__: function for function in shared}
     constants = {
         "scales": SCALES,
         "given_more": context_use.change,
-        "gate_laws": gate_by_tokens.laws,
+        "gate_by_tokens": gate_by_tokens,
         "context_losses": context_losses,
         "in_words": last_words.compare,
         "by_code": acp_tight.by_code,
@@ -356,6 +356,12 @@ def shrinks(pairs: Iterable[tuple[LossCurve, LossCurve]], early: int, late: int)
     """Count the pairs of runs in which the first leads by less from `late` to the context's end than up to `early`, and all."""
     gaps_SN = np.concatenate([(other.losses_SN - one.losses_SN)[:, : one.train_len] for one, other in pairs])
     return int((gaps_SN[:, late - 1 :].mean(axis=1) < gaps_SN[:, :early].mean(axis=1)).sum()), len(gaps_SN)
+
+
+def seeds_apart(curves: Iterable[LossCurve]) -> float:
+    """Standard deviation between seeds of the mean loss inside the training context, pooled over the curves with several."""
+    own = [curve.log_p(curve.train_len) for curve in curves if len(curve.seeds) > 1]
+    return math.sqrt(sum(len(each) * each.var() for each in own) / sum(len(each) - 1 for each in own))
 
 
 def order(curves: Mapping[str, LossCurve]) -> list[str]:

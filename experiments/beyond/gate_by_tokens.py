@@ -2,11 +2,13 @@
 
 Loss of the Transformer minus that of FoX of the same architecture, within the training context, against the tokens that both
 were trained on. In the paper (360M, 7.5B tokens) it is 0.03 nats in both blocks; in small models that saw few tokens it is far
-more. A law, worth = a tokens^-b, is fitted to each block and followed to 7.5B tokens, beside what the paper has there. What it
-says from fewer tokens stands beside what more tokens then gave. Not in the paper, and no claim is judged."""
+more. A law, worth = a tokens^-b, is fitted to each block and, unless the worths refute it, followed to 7.5B tokens, beside what
+the paper has there. What it says from fewer tokens stands beside what more tokens then gave. Not in the paper, and no claim is
+judged."""
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from analysis.curves import difference, loss_curves
 from analysis.names import DASHED, style_of
 from analysis.panels import doublings_axis
 from analysis.statistics import Estimate, Part, combined
+from analysis.student import f_beyond
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table, count_range
@@ -33,6 +36,8 @@ SIZES = {TINIES: (1 / 4, 1 / 2, 1), MINIS: (1 / 4, 1 / 2, 1, 2), PAPERS: (1 / 4,
 """Training tokens, as shares of the scale's own."""
 AXES = {"train_tokens": int}
 PAPERS_TOKENS = 7.5e9
+REFUTED = 0.05
+"""A law is refuted where worths that followed it would lie so far off it with a lower probability."""
 PLACES = 60
 """Places at which a law is drawn."""
 Value = tuple[float, float, float]
@@ -59,15 +64,16 @@ def _count(count: float) -> str:
 
 class Law(NamedTuple):
     """The worth as a tokens^-b, a straight line in logs, fitted by weighted least squares. `x_N`, `logs`: logs of the tokens
-    and of the worths; `wider`: factor of their errors."""
+    and of the worths."""
 
     x_N: np.ndarray
     logs: list[Estimate]
-    wider: float
 
     def _taken(self, shares_N: np.ndarray) -> Estimate:
-        """A sum of shares of the logs, whose noise is independent: degrees of freedom by Satterthwaite."""
-        errors = [self.wider * share * (log.error or 0.0) for share, log in zip(shares_N, self.logs, strict=True)]
+        """A sum of shares of the logs, whose noise is independent: degrees of freedom by Satterthwaite. Errors are wider where
+        the worths lie off the law by more than their noise."""
+        wider = math.sqrt(max(1.0, self.chi2 / self.df)) if self.df else 1.0
+        errors = [wider * share * (log.error or 0.0) for share, log in zip(shares_N, self.logs, strict=True)]
         parts = [Part("trainings", error**2, log.df, 1) for error, log in zip(errors, self.logs, strict=True)]
         return combined(float(shares_N @ [log.effect for log in self.logs]), parts)
 
@@ -77,6 +83,32 @@ class Law(NamedTuple):
         mean_N = weights_N / weights_N.sum()
         away_N = self.x_N - mean_N @ self.x_N
         return mean_N, weights_N * away_N / (weights_N @ away_N**2), float(mean_N @ self.x_N)
+
+    @property
+    def df(self) -> int:
+        return len(self.logs) - 2
+
+    @property
+    def chi2(self) -> float:
+        """Squares of how far the worths lie off the law, in their errors."""
+        (mean_N, slope_N, centre), logs_N = self._shares(), np.array([log.effect for log in self.logs])
+        off_N = logs_N - mean_N @ logs_N - (self.x_N - centre) * (slope_N @ logs_N)
+        return float(((off_N / [log.error or 1.0 for log in self.logs]) ** 2).sum())
+
+    @property
+    def p(self) -> float:
+        """Probability of so large a chi^2 if the law held. The errors are known from few seeds: chi^2 / df is held to an F
+        distribution with the fewest degrees of freedom of any of them. 1 of two worths, which any law fits."""
+        return f_beyond(self.df, min(log.df for log in self.logs), self.chi2 / self.df) if self.df else 1.0
+
+    @property
+    def refuted(self) -> bool:
+        return self.p < REFUTED
+
+    @property
+    def fit(self) -> str:
+        """Words for how well the law fits; none of two worths."""
+        return f"\N{GREEK SMALL LETTER CHI}\N{SUPERSCRIPT TWO} {self.chi2:.1f}, {self.df} df, p {self.p:.1g}" if self.df else ""
 
     @property
     def exponent(self) -> Estimate:
@@ -98,16 +130,11 @@ class Law(NamedTuple):
 
 def law_of(worths: Mapping[int, Estimate]) -> Law | None:
     """Fit a law to worths by training tokens, weighted by the errors of their logs, as if no two shared any noise. These errors
-    are widened by sqrt(chi^2 / (n - 2)) where that is above 1: where the worths lie off the law by more than their noise. Of so
-    few points it is itself uncertain, which the intervals leave out. None: of less than two, or where one is not above 0 or its
-    noise is not known."""
+    are widened by sqrt(chi^2 / (n - 2)) where that is above 1. Of so few points it is itself uncertain, which the intervals
+    leave out. None: of less than two, or where one is not above 0 or its noise is not known."""
     if len(worths) < 2 or not all(each.effect > 0 and each.error and each.seeds_known for each in worths.values()):
         return None
-    law = Law(np.log(list(worths)), [_log(each) for each in worths.values()], 1.0)
-    if len(worths) == 2:
-        return law
-    missed = [(log.effect - law.log_at(count).effect) / (log.error or 1.0) for count, log in zip(worths, law.logs, strict=True)]
-    return law._replace(wider=max(1.0, math.sqrt(sum(each**2 for each in missed) / (len(worths) - 2))))
+    return Law(np.log(list(worths)), [_log(each) for each in worths.values()])
 
 
 def _log(worth: Estimate) -> Estimate:
@@ -132,6 +159,17 @@ def laws(study: Study) -> list[Law | None]:
     return [law_of(own) for own in worths(study).values()]
 
 
+def _followed(law: Law | None, count: float) -> Value:
+    """Return the worth by a law at training tokens that it was not fitted to; unknown of a law that is refuted."""
+    return law.at(count) if law and not law.refuted else UNKNOWN
+
+
+def _refuted(found: Mapping[tuple[str, str], Mapping[int, Estimate]]) -> list[str]:
+    """Say which blocks no law fits."""
+    every = {BLOCKS[pair][1]: law_of(own) for pair, own in found.items()}
+    return [f"no power law fits the {block} block ({law.fit})" for block, law in every.items() if law and law.refuted]
+
+
 def foretold(own: Mapping[int, Estimate], count: float) -> Law | None:
     """Return the law of fewer training tokens than `count`."""
     return law_of({fewer: worth for fewer, worth in own.items() if fewer < count})
@@ -142,7 +180,8 @@ def _value(worth: Estimate | None) -> Value:
 
 
 def points(study: Study) -> pd.DataFrame:
-    """Return what is drawn: block, what it is (measured, law, paper), training tokens, and worth with its 95% interval."""
+    """Return what is drawn: block, what it is (measured, law unless refuted, paper), training tokens, and worth with its 95%
+    interval."""
     found, printed = worths(study), papers()
     counts = [PAPERS_TOKENS, *(count for own in found.values() for count in own)]
     places = sorted({*counts, *np.geomspace(min(counts), max(counts), PLACES).tolist()})
@@ -150,7 +189,7 @@ def points(study: Study) -> pd.DataFrame:
     for pair, own in found.items():
         block, law = BLOCKS[pair][1], law_of(own)
         rows += [(block, "measured", count, *_value(worth)) for count, worth in own.items()]
-        rows += [(block, "law", place, *law.at(place)) for place in places] if law else []
+        rows += [(block, "law", place, *law.at(place)) for place in places] if law and not law.refuted else []
         rows.append((block, "paper", PAPERS_TOKENS, *_value(Estimate(printed[pair]))))
     return pd.DataFrame(rows, columns=["block", "what", "train_tokens", "value", "low", "high"])
 
@@ -162,8 +201,12 @@ def draw(study: Study) -> Files:
     limits = _limits(drawn, logs)
     ends = drawn["train_tokens"].min() / 1.3, max(1e10, 1.3 * drawn["train_tokens"].max())
     figure, row = plt.subplots(1, 2, figsize=(WIDTH, 3.5), sharey=True)
+    found = worths(study)
     for axes, (pair, (_, block)) in zip(row, BLOCKS.items(), strict=True):
         _panel(axes, drawn[drawn["block"] == block], limits, style_of(pair[0]).colour)
+        if (law := law_of(found[pair])) and law.refuted:
+            words = f"no power law fits:\n{law.fit}"
+            axes.text(0.97, 0.96, words, transform=axes.transAxes, ha="right", va="top")
         doublings_axis(axes, map(round, _ticks(*ends, (1,) if ends[1] > 100 * ends[0] else (1, 2, 5))), _count)
         axes.set(title=f"{block} block", xlabel="training tokens", xlim=ends, ylim=limits)
     if logs:
@@ -176,11 +219,12 @@ def draw(study: Study) -> Files:
             axes.axhline(0, color="#222222", linewidth=0.8)
     row[0].set_ylabel("worth of the forget gate (nats):\nloss of the Transformer minus FoX's")
     _legend(figure, "law" in set(drawn["what"]))
-    seeds = [worth.seeds for own in worths(study).values() for worth in own.values()]
+    seeds = [worth.seeds for own in found.values() for worth in own.values()]
     notes = (
         f"mean over the training context of {tokens(study.train_len)}",
         f"{count_range(seeds, 'seeds' if max(seeds) > 1 else 'seed')} of each model",
         "bars: 95% intervals (documents by source, and seeds)",
+        *_refuted(found),
         "lines are cut at the frame",
     )
     return publish(study, figure, drawn, *notes)
@@ -246,11 +290,11 @@ def summary(study: Study) -> Table:
     for count in sorted({count for own in found.values() for count in own}):
         there = [own.get(count) for own in found.values()]
         before = [foretold(own, count) for own in found.values()]
-        cells[f"{_count(count)} tokens"] = [*map(_value, there), *(law.at(count) if law else UNKNOWN for law in before)]
+        cells[f"{_count(count)} tokens"] = [*map(_value, there), *(_followed(law, count) for law in before)]
         seeds[f"{_count(count)} tokens"] = min(each.seeds for each in there if each)
     every = laws(study)
     printed = [_value(Estimate(value)) for value in papers().values()]
-    cells[f"the paper, {PAPERS_BUDGET}"] = [*printed, *(law.at(PAPERS_TOKENS) if law else UNKNOWN for law in every)]
+    cells[f"the paper, {PAPERS_BUDGET}"] = [*printed, *(_followed(law, PAPERS_TOKENS) for law in every)]
     rows = {label: [*(value for value, _, _ in own), seeds.get(label)] for label, own in cells.items()}
     ranges = {
         label: [*(None if math.isnan(low) else (low, high) for _, low, high in own), None] for label, own in cells.items()
@@ -259,7 +303,8 @@ def summary(study: Study) -> Table:
         f"{about(study)} "
         "In square brackets: 95% intervals, of what was measured over documents by source and seeds (of fewer than "
         "three pooled over repeated trainings). The law, worth = a tokens^-b, is fitted to the worths at all smaller "
-        "numbers of tokens, in the paper's line to all that are stored. Its interval follows from theirs, as if they "
+        "numbers of tokens, in the paper's line to all that are stored, and has no number where they refute it "
+        f"(p < {REFUTED}){''.join(f'; {words}' for words in _refuted(found))}. Its interval follows from theirs, as if they "
         "shared no noise, and is wider where they lie off it by more than noise. Beyond the most tokens that were "
         "trained on it is an extrapolation, and the paper's model is another one, of 360M parameters. Peak learning "
         "rates are the same at all numbers of tokens."
@@ -280,22 +325,32 @@ def _said(pair: tuple[str, str], own: Mapping[int, Estimate]) -> str:
     text = f"{BLOCKS[pair][1]} block: the gate is worth {worth} training tokens"
     if law is None:
         return f"{text}; no law is fitted, which takes two numbers of tokens, worths above 0 and known noise."
-    trend = in_words(law.exponent, "rises with tokens", "falls with tokens", "neither falls nor rises by more than noise")
-    _, low, high = there = law.at(PAPERS_TOKENS)
-    doubled = 2 * most
-    place = "above" if printed > high else "below" if printed < low else "in"
-    parts = [
-        f"{text}; it {trend} (as tokens^-b, b {with_interval(law.exponent, '')}).",
-        f"At {_count(doubled)} tokens this law has {_printed(law.at(doubled))}, at {_count(PAPERS_TOKENS)} {_printed(there)}; "
-        f"the paper's {number(printed)} ({PAPERS_BUDGET}) lies {place} this interval.",
-    ]
-    if before := foretold(own, most):
-        measured, log = _log(own[most]), before.log_at(most)
-        noise = [Part("trainings", (each.error or 0.0) ** 2, each.df, 1) for each in (measured, log)]
-        ahead = combined(measured.effect - log.effect, noise)
-        what = in_words(ahead, "less", "more", "the same within noise")
-        parts.append(f"From fewer tokens it has {_printed(before.at(most))} at {_count(most)}; measured is {what}.")
+    if law.refuted:
+        steps = ", ".join(f"from {_count(a)} to {_count(b)} it {_trend(_more(own[a], own[b]))}" for a, b in pairwise(own))
+        parts = [f"{text}; no power law fits ({law.fit}).", f"{steps[0].upper()}{steps[1:]}."]
+    else:
+        _, low, high = there = law.at(PAPERS_TOKENS)
+        place = "above" if printed > high else "below" if printed < low else "in"
+        how = "; ".join(filter(None, (f"b {with_interval(law.exponent, '')}", law.fit)))
+        parts = [
+            f"{text}; it {_trend(law.exponent.negative())} (as tokens^-b, {how}).",
+            f"At {_count(2 * most)} tokens this law has {_printed(law.at(2 * most))}, at {_count(PAPERS_TOKENS)} "
+            f"{_printed(there)}; the paper's {number(printed)} ({PAPERS_BUDGET}) lies {place} this interval.",
+        ]
+    if (before := foretold(own, most)) and not before.refuted:
+        what = in_words(_more(before.log_at(most), _log(own[most])), "less", "more", "the same within noise")
+        parts.append(f"From fewer tokens the law has {_printed(before.at(most))} at {_count(most)}; measured is {what}.")
     return " ".join(parts)
+
+
+def _more(before: Estimate, after: Estimate) -> Estimate:
+    """Return what comes after minus what comes before, as if they shared no noise."""
+    noise = [Part("trainings", (each.error or 0.0) ** 2, each.df, 1) for each in (after, before)]
+    return combined(after.effect - before.effect, noise)
+
+
+def _trend(change: Estimate) -> str:
+    return in_words(change, "falls", "rises", "neither falls nor rises by more than noise")
 
 
 def _printed(value: Value) -> str:

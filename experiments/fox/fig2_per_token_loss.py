@@ -6,8 +6,9 @@ beyond the training context, and keeps improving up to its end; the recurrent mo
 training context the Transformers with RoPE break down soon, FoX degrades gently."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from analysis.paper import read
 from analysis.study import Study
 from analysis.style import PAPER_SCALE, WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table, over_seeds
-from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, not_applicable, number
+from analysis.verdict import PERPLEXITY, Claim, Comparison, Verdict, decide, not_applicable, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
@@ -167,15 +168,22 @@ def grid_beyond(train_len: int, longest: int) -> list[int]:
     return [length for length in (train_len * quarter // 4 for quarter in (5, 6, 8, 12, 16)) if length <= longest]
 
 
-def log_ratio(one: LossCurve, other: LossCurve, length: int, known: bool = True) -> Comparison:
-    """P of `one` below that of `other` at a length, or at the end of the first stored band where that is longer. `known`: the
-    paper says by how much."""
+def log_ratio(one: LossCurve, other: LossCurve, length: int) -> Comparison:
+    """P of `one` below that of `other` at a length, or at the end of the first stored band where that is longer."""
     length = one.whole(1, length)[1]
-    papers = papers_lead(one.model, other.model) if known else None
+    papers = papers_lead(one.model, other.model)
     name, paper = f"P({tokens(length)}), {title(one.label)} against {title(other.label)}", ""
     if papers:
         paper = f"{number(-papers, PERPLEXITY)} (Table 3, 360M)"
     return Comparison(name, difference(one, other, last=length), below=True, unit=PERPLEXITY, size=papers, paper=paper)
+
+
+def loss_between(one: LossCurve, other: LossCurve, first: int, last: int) -> Comparison:
+    """Loss of `one` below that of `other` over positions first..last. The paper's P, which is of the tokens before them, too,
+    stands beside it."""
+    name = f"loss from {tokens(first - 1)} to {tokens(last)}, {title(one.label)} minus {title(other.label)}"
+    shown = f"P({tokens(last)}) {with_interval(difference(one, other, last=last), PERPLEXITY)}"
+    return Comparison(name, difference(one, other, first, last), below=True, shown=shown)
 
 
 def papers_lead(model: str, other: str) -> float | None:
@@ -189,35 +197,43 @@ def _curves(study: Study) -> dict[str, LossCurve]:
     return {model: curve for model, curve in by_model(study).items() if curve.length >= curve.train_len}
 
 
-def _lower_everywhere(curves: dict[str, LossCurve], grid: Sequence[int], inside: bool) -> Verdict:
-    """P of FoX below P of the Transformer of the same architecture at every length of the grid; lengths within the first stored
-    band are one."""
+def _lower_everywhere(curves: dict[str, LossCurve], compared: Callable[[LossCurve, LossCurve], list[Comparison]]) -> Verdict:
+    """FoX below the Transformer of the same architecture in all that is compared of them."""
     names, absent = pairs_in(curves)
-    pairs = [(curves[fox], curves[other]) for fox, other in names]
     comparisons, parts = [], []
-    for fox, other in pairs:
-        lengths = list(dict.fromkeys(fox.whole(1, length)[1] for length in grid))
-        own = [log_ratio(fox, other, length, inside) for length in lengths]
-        comparisons += own
+    for fox, other in names:
+        comparisons += (own := compared(curves[fox], curves[other]))
         won, worst = sum(each.estimate.effect < 0 for each in own), min(own, key=lambda each: each.lead)
         parts.append(
-            f"{title(fox.label)} below {title(other.label)} at {won} of {len(own)} lengths, least clearly at "
-            f"{tokens(lengths[own.index(worst)])} ({number(worst.estimate.effect, PERPLEXITY)})"
+            f"{title(curves[fox].label)} below {title(curves[other].label)} in {won} of {len(own)}, least clearly in "
+            f"{worst.name.partition(', ')[0]} ({with_interval(worst.estimate, worst.unit)})"
         )
     return decide("; ".join(parts) + ".", comparisons, absent)
 
 
 def c1(study: Study) -> Verdict:
-    return _lower_everywhere(_curves(study), grid_inside(study.train_len), inside=True)
+    """P at every length of the grid; lengths within the first stored band are one."""
+
+    def compared(fox: LossCurve, other: LossCurve) -> list[Comparison]:
+        lengths = dict.fromkeys(fox.whole(1, length)[1] for length in grid_inside(study.train_len))
+        return [log_ratio(fox, other, length) for length in lengths]
+
+    return _lower_everywhere(_curves(study), compared)
 
 
 def c2(study: Study) -> Verdict:
+    """Loss from the training context to the grid's first length, and from each length to the next; whole stored bands."""
     curves = _curves(study)
     longest = min((curve.length for curve in curves.values()), default=0)
     grid = grid_beyond(study.train_len, longest)
     if curves and not grid:
         return not_applicable(f"The evaluation ends at {longest} tokens, not beyond the training context of {study.train_len}.")
-    return _lower_everywhere(curves, grid, inside=False)
+
+    def compared(fox: LossCurve, other: LossCurve) -> list[Comparison]:
+        stretches = dict.fromkeys(fox.whole(start + 1, end) for start, end in pairwise([study.train_len, *grid]))
+        return [loss_between(fox, other, *each) for each in stretches]
+
+    return _lower_everywhere(curves, compared)
 
 
 def _p(curve: LossCurve) -> float:
@@ -250,7 +266,7 @@ def c6(study: Study) -> Verdict:
 
 CLAIMS = (
     Claim("C1", "Inside the training context FoX has a lower perplexity than the Transformer of the same architecture", c1),
-    Claim("C2", "FoX extrapolates better than the Transformer of the same architecture", c2),
+    Claim("C2", "Beyond the training context, too, FoX has a lower loss than the Transformer of the same architecture", c2),
     Claim("C5", "FoX (Pro) is the best of the seven models within the training context", c5),
     Claim("C6", "Pro beats LLaMA, for FoX and for the Transformer", c6),
 )

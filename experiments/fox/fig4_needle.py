@@ -5,6 +5,7 @@ near perfect within the training context in both modes, the Transformers in easy
 Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -19,7 +20,7 @@ from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, count_range, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide, not_applicable, number
+from analysis.verdict import Claim, Comparison, Verdict, decide, in_part, not_applicable, number
 from experiments.evaluations import needles_and_choices as evals  # noqa: F401
 from experiments.recipes import main_models as runs  # noqa: F401
 
@@ -109,7 +110,8 @@ def _seeds(found: Needles) -> str:
 
 
 def c22b(study: Study) -> Verdict:
-    """Easy needle inside the training context: FoX and Transformer at least 9.5, each recurrent model lower by 2."""
+    """Easy needle inside the training context: FoX and Transformer at least 9.5, each recurrent model lower by 2. FoX and
+    Transformers that guess are left out."""
     found = needles(study)
     if found.at_floor or found.kind == RECALL:
         return not_applicable(AT_FLOOR)
@@ -119,7 +121,8 @@ def c22b(study: Study) -> Verdict:
     absent = missing_of((*wanted, *RECURRENT), cells)
     if not cells:
         return decide("", [], absent)
-    softmax, recurrent = ([model for model in some if model in cells] for some in (wanted, RECURRENT))
+    guessing = [model for model in wanted if model in cells and found.guessed(cells[model])]
+    softmax, recurrent = ([model for model in some if model in cells and model not in guessing] for some in (wanted, RECURRENT))
     above, what = partial(Comparison, strict=False, unit=found.unit), _what(found, "easy", cells.values())
     comparisons = [above(f"{what}, mean of {title(one)}", found.mean_of(cells[one]), 9.5 * found.per_point) for one in softmax]
     for one, other in product(softmax, recurrent):
@@ -127,7 +130,16 @@ def c22b(study: Study) -> Verdict:
         name = f"{what}, {title(one)} minus {title(other)}"
         comparisons.append(above(name, lead, 2.0 * found.per_point, unit=found.unit_apart))
     means = ", ".join(f"{title(model)} {found.mean_of(rows).effect:.2f}" for model, rows in cells.items())
-    return decide(f"Mean {what}: {means} {found.unit}.", comparisons, absent)
+    return _above_floor(f"Mean {what}: {means} {found.unit}.", comparisons, absent, list(map(title, guessing)))
+
+
+def _above_floor(sentence: str, comparisons: list[Comparison], absent: list[str], guessing: list[str]) -> Verdict:
+    """The verdict by comparisons from which models or pairs that guess are left out: there is no order of them."""
+    if not guessing:
+        return decide(sentence, comparisons, absent)
+    comparisons = [replace(each, name=f"{each.name} (left out as guessing: {', '.join(guessing)})") for each in comparisons]
+    verdict = decide(sentence, comparisons, [*absent, *(f"{each} (at the floor of guessing)" for each in guessing)])
+    return in_part(verdict, "Models that guess cannot be put in order.")
 
 
 def _what(found: Needles, mode: str, cells: Iterable[pd.DataFrame]) -> str:
@@ -150,20 +162,27 @@ def c23(study: Study) -> Verdict:
 
 
 def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict: bool = True) -> Verdict:
-    """The first of each pair above the second, by score or, where all scores are at the floor, by choice or recall."""
+    """The first of each pair above the second, by score or, where all scores are at the floor, by choice or recall. Pairs of
+    which both guess are left out."""
     found = needles(study)
     if found.at_floor:
         return not_applicable(AT_FLOOR)
     cells = {model: found.of(model=model, mode=mode, low=low, high=high) for pair in pairs for model in pair}
     there, others = pairs_in([model for model, rows in cells.items() if len(rows)], pairs)
-    leads = {f"{title(one)} minus {title(other)}": found.difference(cells[one], cells[other]) for one, other in there}
+    guessing = [pair for pair in there if all(found.guessed(cells[model]) for model in pair)]
+    leads = {
+        f"{title(one)} minus {title(other)}": found.difference(cells[one], cells[other])
+        for one, other in there
+        if (one, other) not in guessing
+    }
     absent = [f"{words}, {mode} mode" for words in others]
+    both = [f"{title(one)} minus {title(other)}" for one, other in guessing]
     if not leads:
-        return decide("", [], absent)
+        return _above_floor("", [], absent, both)
     what = _what(found, mode, [cells[model] for pair in there for model in pair])
     comparisons = [Comparison(f"{what}, {name}", lead, strict=strict, unit=found.unit_apart) for name, lead in leads.items()]
     parts = [f"{name} {number(lead.effect, found.unit_apart)}" for name, lead in leads.items()]
-    return decide(f"Mean {what}: {'; '.join(parts)} {found.unit_apart}.", comparisons, absent)
+    return _above_floor(f"Mean {what}: {'; '.join(parts)} {found.unit_apart}.", comparisons, absent, both)
 
 
 CLAIMS = (

@@ -4,6 +4,7 @@ Per-token loss, less the data-dependent gate's, of a forget gate that depends on
 one that is fixed per head (ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, in both
 blocks."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -15,10 +16,10 @@ from analysis.panels import band_note, core_limits, legend_of, position_panel, s
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Verdict, decide, in_words, number, with_interval
+from analysis.verdict import Claim, Comparison, Verdict, decide, in_part, in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MINIS, PAPERS, TINIES, for_ablations, sizes_at
+from experiments.scales import MINIS, PAPERS, TINIES, for_ablations, get_scale, sizes_at
 
 SIZES = {TINIES: (4, 32, 256), MINIS: (64, 512, 4096), PAPERS: (256, 2048, 16384)}
 """T_max of the constant gates."""
@@ -126,6 +127,21 @@ def summary(study: Study) -> Table:
     return over_seeds("Forget-gate types", columns, values, note)
 
 
+def _pairs(study: Study, better: Callable[[Gate], Gate], kinds: Sequence[str]) -> tuple[Pairs, list[str]]:
+    """Each gate of some kinds beside the one that should be better, at every T_max that the scale has or that is stored, by
+    block; and for each pair that is not stored what it lacks."""
+    pairs: Pairs = []
+    absent = []
+    declared = [Gate(kind, longest) for kind in kinds for longest in sizes_at(get_scale(study.scale), SIZES, __name__)]
+    for model, block in BLOCKS.items():
+        found = gates(study, model)
+        for gate in dict.fromkeys([*(gate for gate in found if gate.kind in kinds), *declared]):
+            lacking = [each for each in (better(gate), gate) if each not in found]
+            pairs += [] if lacking else [(block, found[better(gate)], found[gate])]
+            absent += [f"{block}, {each}" for each in lacking[:1]]
+    return pairs, absent
+
+
 def _lower(study: Study, pairs: Pairs, absent: list[str], strict: bool = True) -> Verdict:
     """Mean loss inside the training context of the first of each pair below that of the second; with what it is of."""
     lower = partial(Comparison, below=True, strict=strict)
@@ -136,43 +152,31 @@ def _lower(study: Study, pairs: Pairs, absent: list[str], strict: bool = True) -
     if comparisons:
         least = min(comparisons, key=lambda each: each.lead)
         sentence += f", least clearly {least.name.removeprefix(f'{what}, ')} ({number(least.estimate.effect)} nats)"
-    return decide(f"{sentence}.", comparisons, absent)
+    if not absent:
+        return decide(f"{sentence}.", comparisons)
+    stored = f"{len(comparisons)} of {len(comparisons) + len(absent)} comparisons are stored"
+    comparisons = [replace(each, name=f"{each.name} ({stored})") for each in comparisons]
+    return in_part(decide(f"{sentence}.", comparisons, list(dict.fromkeys(absent))), f"Only {stored}.")
 
 
 def c26(study: Study) -> Verdict:
     """The data-dependent gate's mean loss within the training context is below every constant gate's, in both blocks."""
-    pairs: Pairs = []
-    absent = []
-    for model, block in BLOCKS.items():
-        found = gates(study, model)
-        absent += [f"{block}, {DATA_DEPENDENT}"] if DATA_DEPENDENT not in found else []
-        absent += [f"{block}, {GATES[kind]}" for kind in CONSTANT if not any(gate.kind == kind for gate in found)]
-        constant = [curve for gate, curve in found.items() if gate.longest is not None and DATA_DEPENDENT in found]
-        pairs += [(block, found[DATA_DEPENDENT], curve) for curve in constant]
-    return _lower(study, pairs, absent)
+    return _lower(study, *_pairs(study, lambda gate: DATA_DEPENDENT, CONSTANT))
 
 
-def _learned_and_fixed(study: Study) -> Pairs:
+def _learned_and_fixed(study: Study) -> tuple[Pairs, list[str]]:
     """The constant gates of the same decay times, by block."""
-    return [
-        (block, curve, own[Gate("fixed", gate.longest)])
-        for model, block in BLOCKS.items()
-        for own in [gates(study, model)]
-        for gate, curve in own.items()
-        if gate.kind == "bias_only" and Gate("fixed", gate.longest) in own
-    ]
+    return _pairs(study, lambda gate: Gate("bias_only", gate.longest), ("fixed",))
 
 
 def c26b(study: Study) -> Verdict:
     """A gate that is learned per head is at least as good as one fixed at the same decay times, in both blocks."""
-    pairs = _learned_and_fixed(study)
-    without = [block for block in BLOCKS.values() if block not in {own for own, *_ in pairs}]
-    return _lower(study, pairs, [f"{block}: both constant gates of one T_max" for block in without], strict=False)
+    return _lower(study, *_learned_and_fixed(study), strict=False)
 
 
 def or_a_seed(study: Study) -> str:
     """Say which comparisons of C26b are missed, and whether by more than seeds differ."""
-    both, parts = _learned_and_fixed(study), []
+    (both, _), parts = _learned_and_fixed(study), []
     for block, learned, fixed in both:
         above = difference(learned, fixed)
         if above.effect > 0:

@@ -13,10 +13,10 @@ from analysis.names import FAMILIES, PAIRS
 from analysis.study import Study
 from analysis.tables import Table
 from experiments.artefact import Artefact, artefacts
-from experiments.fox.fig7_gate_types import DATA_DEPENDENT, Gate
+from experiments.fox.fig7_gate_types import DATA_DEPENDENT, SIZES, Gate
 from experiments.fox.table2_longbench import TASKS
 from experiments.fox.table3_ablation import PRINTED
-from experiments.scales import WITH_WINDOWS
+from experiments.scales import MINIS, WITH_WINDOWS
 from experiments.stick_breaking.stick_remainder import WITH
 from results import measured
 from tests import synthetic
@@ -98,7 +98,7 @@ def fig6(made: Made) -> None:
 
 
 def fig7(made: Made) -> None:
-    constant = [Gate(kind, longest) for kind in ("bias_only", "fixed") for longest in (64, 256)]
+    constant = [Gate(kind, longest) for kind in ("bias_only", "fixed") for longest in SIZES[MINIS]]
     for model in ("fox_llama", "fox_pro"):
         for gate in (DATA_DEPENDENT, *constant):
             axes = {"gate": gate.kind} | ({} if gate.longest is None else {"longest": gate.longest})

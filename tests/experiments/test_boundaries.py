@@ -15,8 +15,9 @@ from analysis.names import RECURRENT
 from analysis.verdict import Status
 from experiments.acp.acp_quality import LOSS_MARGIN
 from experiments.artefact import claims
-from experiments.fox.fig7_gate_types import DATA_DEPENDENT, Gate
+from experiments.fox.fig7_gate_types import CONSTANT, DATA_DEPENDENT, SIZES, Gate
 from experiments.fox.table2_longbench import TASKS
+from experiments.scales import MINIS
 from experiments.stick_breaking.stick_remainder import WITH
 from results import measured
 from tests import synthetic
@@ -127,7 +128,8 @@ def more_tokens(folder, inside, beyond):
 def gates(folder, changed, by):
     levels, models, axes = {}, {}, {}
     for model in ("fox_pro", "fox_llama"):
-        for gate, level in ((DATA_DEPENDENT, 3.0), (Gate("bias_only", 64), 3.1), (Gate("fixed", 64), 3.1)):
+        constant = [Gate(kind, longest) for kind in CONSTANT for longest in SIZES[MINIS]]
+        for gate, level in ((DATA_DEPENDENT, 3.0), *((gate, 3.1) for gate in constant)):
             label = f"{model} {gate}"
             levels[label] = level + (by if (model, gate) == ("fox_pro", changed) else 0.0)
             models[label] = model

@@ -61,10 +61,21 @@ def test_errors_of_uneven_worths_are_those_of_numpys_weighted_line():
 def test_worths_off_the_law_widen_it_and_worths_on_it_do_not_narrow_it(off, wider):
     """Logs 0, `off` and 0 at 1, 2 and 4: a flat line at a third of `off`, and a chi^2 of 2 / 3 (off / 0.1)^2."""
     law = law_of({count: worth(math.exp(log), 0.1 * math.exp(log)) for count, log in ((1, 0.0), (2, off), (4, 0.0))})
+    assert (law.chi2, law.df) == (pytest.approx(2 / 3 * (off / 0.1) ** 2), 1)
     middle = law.log_at(2)  # the mean of the logs of the tokens
     assert (middle.effect, law.exponent.effect) == pytest.approx((off / 3, 0.0), abs=1e-12)
     assert middle.error == pytest.approx(wider * 0.1 / 3**0.5, rel=1e-9)
     assert law.exponent.error == pytest.approx(wider * 0.1 / (2**0.5 * math.log(2)), rel=1e-9)
+
+
+def test_a_law_is_held_to_the_noise_of_its_worths_known_from_few_seeds():
+    """F of one degree of freedom over five is the square of Student's t."""
+    law = law_of({count: worth(math.exp(log), 0.1 * math.exp(log)) for count, log in ((1, 0.0), (2, 0.3), (4, 0.0))})
+    assert law.p == pytest.approx(2 * stats.t.sf(6**0.5, 5), rel=1e-9) and not law.refuted
+    assert law.fit == "\N{GREEK SMALL LETTER CHI}\N{SUPERSCRIPT TWO} 6.0, 1 df, p 0.06"
+    assert law_of({count: worth(value, 0.02) for count, value in ((1, 0.4), (2, 0.4), (4, 0.2), (8, 0.1))}).refuted
+    two = law_of({1: worth(0.4, 0.04), 4: worth(0.2, 0.01)})
+    assert (two.p, two.fit) == (1, "")
 
 
 @pytest.mark.parametrize("other", [worth(-0.1, 0.01), worth(0.0, 0.01), worth(0.1, None), worth(0.1, 0.01, seeds_known=False),
@@ -160,6 +171,18 @@ def test_the_table_has_what_was_measured_and_what_fewer_tokens_had_foretold(tmp_
     assert low < four[2] < high and math.sqrt(low * high) == pytest.approx(four[2])
 
 
+def test_of_a_law_that_is_refuted_nothing_is_drawn_or_printed(tmp_path, monkeypatch, pictures_of_a_dot):
+    seen, drawn_from = recorded(monkeypatch), study(tmp_path, {PRO: HALVED[PRO], LLAMA: {40: 0.4, 80: 0.4, 160: 0.1}})
+    drawn = pd.read_csv(gate_by_tokens.draw(drawn_from)[2])
+    assert set(drawn.loc[drawn["block"] == "Pro", "what"]) == {"measured", "law", "paper"}
+    assert set(drawn.loc[drawn["block"] == "LLaMA", "what"]) == {"measured", "paper"}
+    assert [each for each in seen if "no power law fits:" in each] and "no power law fits the LLaMA block (" in "".join(seen)
+    table = gate_by_tokens.summary(drawn_from)
+    (*_, paper), (*_, ends) = table.rows.values(), table.ranges.values()
+    assert paper[2] > 0 and math.isnan(paper[3]) and ends[3] is None
+    assert "; no power law fits the LLaMA block (\N{GREEK SMALL LETTER CHI}\N{SUPERSCRIPT TWO} " in table.note
+
+
 @pytest.mark.parametrize(("second", "how"), [(0.2, "log"), (-0.2, "linear")])
 def test_the_picture_follows_a_law_to_the_papers_tokens_and_has_logs_of_what_is_above_0(
     tmp_path, monkeypatch, pictures_of_a_dot, second, how
@@ -194,24 +217,26 @@ def test_a_study_without_a_pair_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("own", "noise", "said"), [
     ({40: 0.4, 80: 0.2, 160: 0.1}, 1e-3, [
-        "at 40M and +0.1", "at 160M training tokens; it falls with tokens (as tokens^-b, b +1.00 [",
+        "at 40M and +0.1", "at 160M training tokens; it falls (as tokens^-b, b +1.00 [",
         "At 320M tokens this law has +0.05", ", at 7.5B +0.002", "lies above this",
         "at 160M; measured is the same within noise",
     ]),
-    ({40: 0.1, 80: 0.2, 160: 0.4}, 1e-3, ["it rises with tokens", "b \N{MINUS SIGN}1.00 [", "lies below this"]),
+    ({40: 0.1, 80: 0.2, 160: 0.4}, 1e-3, ["it rises (as", "b \N{MINUS SIGN}1.00 [", "lies below this"]),
     ({40: 0.04, 80: 0.041, 160: 0.04}, 0.05, ["it neither falls nor rises by more than noise", "lies in this interval"]),
-    ({40: 0.4, 80: 0.2, 160: 0.15}, 1e-3, ["at 160M; measured is more"]),
-    ({40: 0.4, 80: 0.2, 160: 0.05}, 1e-3, ["at 160M; measured is less"]),
+    ({40: 0.4, 80: 0.2, 160: 0.15}, 1e-3, ["training tokens; no power law fits (", "at 160M; measured is more"]),
+    ({40: 0.4, 80: 0.4, 160: 0.05}, 1e-3, ["From 40M to 80M it neither falls nor rises by more than noise, from 80M to 160M it "
+                                           "falls.", "at 160M; measured is less"]),
 ])  # fmt: skip
 def test_the_sentence_says_what_the_rows_say(tmp_path, own, noise, said):
     (sentence,) = gate_by_tokens.findings(study(tmp_path, {PRO: own}, noise))
     assert sentence.startswith("Pro block: the gate is worth +0.") and sentence.endswith(".")
     assert all(words in sentence for words in said), sentence
+    assert ("7.5B" in sentence) is ("no power law" not in sentence)
 
 
 def test_without_a_law_or_fewer_tokens_nothing_is_foretold(tmp_path):
     pro, llama = gate_by_tokens.findings(study(tmp_path, {PRO: {40: 0.4, 80: -0.2}, LLAMA: {40: 0.4, 80: 0.2}}))
     assert "at 80M training tokens; no law is fitted, which takes two" in pro and "7.5B" not in pro
-    assert "falls with tokens" in llama and "From fewer tokens" not in llama
+    assert "it falls (as" in llama and "From fewer tokens" not in llama
     (once,) = gate_by_tokens.findings(study(tmp_path / "once", {LLAMA: {40: 0.4}}))
     assert once.startswith("LLaMA block: the gate is worth +0.") and "at 40M training tokens; no law" in once

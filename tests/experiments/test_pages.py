@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,9 @@ def test_what_pages_take_of_curves():
     assert pages.change(curve_of("c", late)).effect == 1 - 2, "beyond the training context minus its last quarter"
     flat = curve_of("d", np.broadcast_to(np.repeat([9.0, 2.0, 4.0], [6, 2, 8]), (2, 16)))
     assert pages.change(flat, curve_of("c", late)).effect == (4 - 2) - (1 - 2)
+    apart, alone = [curve_of("e", np.array([[1.0] * 8 + [9.0] * 8, [1.2] * 8 + [1.0] * 8]))], curve_of("f", np.ones((1, 16)))
+    assert pages.seeds_apart([*apart, replace(alone, seeds=(0,))]) == pytest.approx(0.2 / 2**0.5)
+    assert pages.seeds_apart([*apart, one]) == pytest.approx(0.1), "one degree of freedom each"
     assert pages.order({"high": other, "low": one}) == ["low", "high"]
     assert pages.order({"late": curve_of("c", late), "high": other}) == ["high", "late"], "inside the training context"
 

@@ -205,10 +205,23 @@ def test_the_look_into_the_gates_worth_owns_that_a_better_rate_may_not_have_been
 def test_both_blocks_are_needed(tmp_path):
     table = {key: loss for key, loss in losses_of().items() if key[0] == "fox_llama"}
     dependent, learned = on_gates(gate_study(tmp_path / "a", table))
-    assert dependent.status is learned.status is Status.NOT_MEASURED
+    assert dependent.status is learned.status is Status.UNDECIDED
     assert "Pro, data-dependent" in dependent.sentence
     table = {key: loss for key, loss in losses_of().items() if key[1].kind != "fixed"}
-    assert [verdict.status for verdict in on_gates(gate_study(tmp_path / "b", table))] == [Status.NOT_MEASURED] * 2
+    dependent, learned = on_gates(gate_study(tmp_path / "b", table))
+    assert (dependent.status, learned.status) == (Status.UNDECIDED, Status.NOT_MEASURED)
+
+
+def test_a_t_max_that_is_missing_leaves_the_gates_undecided_unless_another_is_lost(tmp_path):
+    left = {("fox_pro", Gate("fixed", 256)), ("fox_llama", Gate("bias_only", 2048))}
+    table = {key: loss for key, loss in losses_of().items() if key not in left}
+    dependent, learned = on_gates(gate_study(tmp_path / "a", table))
+    assert dependent.status is learned.status is Status.UNDECIDED
+    assert dependent.sentence.startswith("Not measured: LLaMA, data-independent, T_max 2048, Pro, fixed, T_max 256. 10 of 10 ")
+    assert "(10 of 12 comparisons are stored)" in dependent.decisive.name
+    assert "(4 of 6 comparisons are stored)" in learned.decisive.name
+    lost, _ = on_gates(gate_study(tmp_path / "b", table | {("fox_pro", Gate("fixed", 2048)): 1.9}))
+    assert lost.status is Status.FAILS
 
 
 def test_gates_as_they_are_printed():

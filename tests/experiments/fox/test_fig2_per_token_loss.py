@@ -77,7 +77,7 @@ def test_c1_fails_if_fox_loses_at_short_lengths_only(made, curves):
     curves["fox_llama"][: TRAIN_LEN // 4] += 0.1
     verdict = c1(made(curves))
     assert verdict.status is Status.FAILS
-    assert "FoX (LLaMA) below Transformer (LLaMA) at 1 of 3 lengths" in verdict.sentence
+    assert "FoX (LLaMA) below Transformer (LLaMA) in 1 of 3, least clearly in P(512) (" in verdict.sentence
     assert verdict.decisive.name == "P(512), FoX (LLaMA) against Transformer (LLaMA)", "bands have 512 tokens"
     assert verdict.decisive.estimate.effect == pytest.approx(0.1 - 0.033, abs=0.01)
 
@@ -105,6 +105,14 @@ def test_c2_fails_if_the_transformer_extrapolates_as_well(made, curves):
     curves["transformer_pro"] = np.where(np.arange(LENGTH) < TRAIN_LEN, curves["transformer_pro"], 0.5)
     assert c2(made(curves)).status is Status.FAILS
     assert c1(made(curves)).status is Status.HOLDS
+
+
+def test_c2_is_judged_by_the_tokens_beyond_the_training_context_alone(made, curves):
+    """FoX has the lower perplexity to the end, as it had it before, but not the lower loss."""
+    after = np.where(np.arange(LENGTH) < TRAIN_LEN, curves["fox_pro"] + 1.0, curves["fox_pro"] - 1e-3)
+    verdict = c2(made({**curves, "transformer_pro": after}))
+    assert verdict.status is Status.FAILS
+    assert str(verdict.decisive).startswith("loss from 3k to 4k, FoX (Pro) minus Transformer (Pro): P(4k) \N{MINUS SIGN}")
 
 
 def test_c2_a_transformer_that_overflows_has_lost_and_a_fox_that_does_has_not_won(made, curves):

@@ -396,6 +396,34 @@ def test_at_the_floor_choices_come_before_recall_and_stand_for_ten_times_the_poi
     assert needles(scored).unit == "points", "where a model scores, the paper's score is judged"
 
 
+def test_models_that_guess_are_left_out_and_leave_a_claim_undecided_unless_others_fail_it(tmp_path):
+    def study(name, **shares):
+        return needle_study(
+            tmp_path / name, lambda _, rows: rows.assign(score=1.0), choices=lambda model: shares.get(model, 0.1)
+        )
+
+    order = study("a", fox_pro=0.9, transformer_pro=0.5)
+    verdict = c22c(order)
+    assert verdict.status is Status.UNDECIDED
+    (order_of_pro,) = verdict.comparisons
+    assert order_of_pro.name.endswith(
+        "FoX (Pro) minus Transformer (Pro) (left out as guessing: FoX (LLaMA) minus Transformer (LLaMA))"
+    )
+    assert verdict.sentence.startswith("Not measured: FoX (LLaMA) minus Transformer (LLaMA) (at the floor of guessing). Mean ")
+    verdict = c23(order)
+    assert verdict.status is Status.UNDECIDED and len(verdict.comparisons) == 2, (
+        "one that does not guess is above one that does"
+    )
+    verdict = c22b(order)
+    assert verdict.status is Status.FAILS and ", mean of Transformer (Pro) (left" in verdict.decisive.name
+    perfect = c22b(study("b", fox_pro=1.24, transformer_pro=1.24))
+    assert perfect.status is Status.UNDECIDED
+    assert "FoX (LLaMA) (at the floor" in perfect.sentence and all(
+        "(LLaMA) minus" not in each.name for each in perfect.comparisons
+    )
+    assert c22c(study("c", fox_pro=0.5, transformer_pro=0.9)).status is Status.FAILS
+
+
 def test_needle_claims_need_their_modes_and_models(tmp_path):
     study = needle_study(tmp_path / "a", modes=("passkey",))
     assert {check(study).status for check in (c22b, c22c, c23)} == {Status.NOT_MEASURED}
