@@ -109,9 +109,9 @@ class Facts:
         hours = sum(start.get("world_size", 1) * (start["end"].get("wall_s") or 0) for start in starts) / 3600
         read_most = max(start.get("epochs", 0.0) for start in starts)
         count = sum(start["end"].get("tokens") or 0 for start in starts)
-        unseen = sum(not record["starts"] for record in records)
+        unstarted = sum(not record["starts"] for record in records)
         sizes = {"fewest": min(params), "most": max(params)}
-        return {"runs": len(records), "unseen": unseen, "tokens": count, "hours": hours, "epochs": read_most, **sizes}
+        return {"runs": len(records), "unstarted": unstarted, "tokens": count, "hours": hours, "epochs": read_most, **sizes}
 
     def size(self, scale: str) -> dict[str, float]:
         """Parameters of the main models from fewest to most, median minutes of a run with all its starts, and how often it

@@ -195,8 +195,10 @@ def test_what_pages_count(tmp_path):
         wide = start | {"world_size": 4, "date": "later", "deterministic": False}
         record_run(tmp_path, {**record, "starts": [start, wide] if index == 0 else [start]})
     facts = pages.Facts(tmp_path)
-    assert facts.spent("mini") == {"runs": 5, "tokens": 200, "hours": 5.0, "epochs": 1.0}
-    assert facts.spent("tiny") == {"runs": 1, "tokens": 10, "hours": 0.05, "epochs": 1.5}
+    spent = {"runs": 5, "unstarted": 0, "tokens": 200, "hours": 5.0, "epochs": 1.0, "fewest": 10, "most": 12}
+    assert facts.spent("mini") == facts.spent("mini", False) == spent
+    tiny = {"runs": 1, "unstarted": 0, "tokens": 10, "hours": 0.05, "epochs": 1.5, "fewest": 13, "most": 13}
+    assert facts.spent("tiny") == tiny
     assert facts.size("mini") == {"fewest": 10, "most": 13, "minutes": 1.5, "epochs": 1.5}, "the first run started twice"
     store.study("other"), store.study("timed")
     facts = pages.Facts(tmp_path)
