@@ -139,8 +139,8 @@ class Backbone(nn.Module):
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
         """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0;
-        without one, a cache knows its own. A given cache is continued by T >= 1 tokens; `use_cache` starts one, save where the
-        blocks are to be recomputed."""
+        without one, a cache knows its own. A given cache is continued by T >= 1 tokens, without gradients; `use_cache` starts
+        one, save where the blocks are to be recomputed."""
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         _check_shapes(input_ids, attention_mask, cached)
         x = self.embeddings(input_ids)
@@ -149,6 +149,9 @@ class Backbone(nn.Module):
             given = f"past_key_values of {cached} tokens with gradient checkpointing"
             remedy = "give none, or call gradient_checkpointing_disable() or eval()"
             raise ValueError(f"{given}: recomputed layers would read a cache that has gone on; {remedy}")
+        if cached and torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            remedy = "call it under torch.no_grad(), or give the whole text without a cache"
+            raise ValueError(f"past_key_values of {cached} tokens with gradients, which a cache does not hand on: {remedy}")
         cache = past_key_values if past_key_values is not None or recomputed or not use_cache else DecodingCache()
         rows, new = input_ids.shape
         if cache is not None:

@@ -163,6 +163,16 @@ def test_a_cache_goes_on_with_its_own_rows(model, tokens):
             torch.testing.assert_close(after, model(text).logits[:, 9:], rtol=0, atol=2e-5)
 
 
+def test_a_cache_hands_on_no_gradients(model, tokens):
+    with torch.no_grad():
+        cache = model(tokens[:, :9], use_cache=True).past_key_values
+    for step in (1, 3):
+        with pytest.raises(ValueError, match=r"past_key_values of 9 tokens with gradients, .*torch.no_grad\(\)"):
+            model(tokens[:, 9 : 9 + step], past_key_values=cache)
+    model.model.requires_grad_(False)
+    assert model(tokens[:, 9:12], past_key_values=cache).logits.requires_grad, "the head's are right"
+
+
 def generate(model, tokens, **options):
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, **options}
     return model.generate(tokens, **options)
