@@ -188,6 +188,12 @@ def _padding(attention_mask: Tensor | None, cached: int) -> Padding | None:
     return Padding(real=seen_BT[:, cached:], start=(~seen_BT).sum(1, dtype=torch.int32))
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Tell whether a product with the module's weight is all that a call of it does: no adapter, no hook."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return type(module) is nn.Linear and not any(hooks)
+
+
 def linear_normal_(module: nn.Module, std: float) -> None:
     """Draw N(0, std^2) weights and zero biases for linear maps and embeddings; ones for norm weights."""
     if isinstance(module, (nn.Linear, nn.Embedding)):

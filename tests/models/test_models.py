@@ -252,6 +252,47 @@ def test_a_prompt_without_new_tokens_is_refused(tokens, given):
         generate(model, tokens[:, :given], past_key_values=cache)
 
 
+class Adapted(torch.nn.Module):
+    """A linear map with an adapter beside it, as LoRA has it: `weight` is that of the map alone."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base, self.beside = base, torch.nn.Linear(base.in_features, base.out_features, bias=False)
+
+    weight, bias = property(lambda self: self.base.weight), property(lambda self: self.base.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.beside(x)
+
+
+def linears(model) -> dict[str, torch.nn.Linear]:
+    return {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+
+
+def test_adapters_and_hooks_are_heeded(model, key, tokens):
+    """On every linear map, in logits and losses; HGRN2's output projection, which fla does not call, refuses both."""
+    merged, called = deepcopy(model), set[str]()
+    refused = pytest.raises(ValueError, match=r"o_proj of layer 0, a .*: HGRN2 takes no more of it than its weight")
+    if key == "hgrn2":
+        for attach in (Adapted, lambda module: module.register_forward_hook(print) and module):
+            broken = deepcopy(model)
+            broken.model.layers[0].attn.o_proj = attach(broken.model.layers[0].attn.o_proj)
+            with refused:
+                broken(tokens[:, :9])
+    chosen = {name: linear for name, linear in linears(model).items() if key != "hgrn2" or not name.endswith("o_proj")}
+    for name, linear in chosen.items():
+        model.set_submodule(name, Adapted(linear))
+        with torch.no_grad():
+            merged.get_submodule(name).weight += model.get_submodule(name).beside.weight
+    torch.testing.assert_close(model(tokens).logits, merged(tokens).logits, rtol=0, atol=5e-5)
+    torch.testing.assert_close(token_losses(model, tokens, tokens), token_losses(merged, tokens, tokens), rtol=0, atol=5e-5)
+    expected = merged(tokens).logits
+    for name in chosen:
+        merged.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
+    torch.testing.assert_close(merged(tokens).logits, expected, rtol=0, atol=2e-5)
+    assert called == set(chosen)
+
+
 def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
     expected = model(tokens).logits
     model.save_pretrained(tmp_path)
