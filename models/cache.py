@@ -176,7 +176,11 @@ class DecodingCache:
         return sum(_nbytes(layer) for layer in self.layers.values())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, in this order, these rows of the batch; with `room` as many as there are."""
+        """Keep, in this order, the rows of the batch with these indices; with `room` as many as there are."""
+        beam_idx = torch.as_tensor(beam_idx)
+        if beam_idx.dim() != 1 or beam_idx.dtype not in (torch.int32, torch.int64):
+            given = f"reorder_cache of shape {tuple(beam_idx.shape)} and {beam_idx.dtype}"
+            raise ValueError(f"{given}: give indices of rows, of a mask mask.nonzero()[:, 0]")
         if self.longest is not None:
             raise ValueError("beams need a cache without `longest`")
         if self.room is not None and len(beam_idx) != self.rows:

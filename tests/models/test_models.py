@@ -163,6 +163,21 @@ def test_a_cache_goes_on_with_its_own_rows(model, tokens):
             torch.testing.assert_close(after, model(text).logits[:, 9:], rtol=0, atol=2e-5)
 
 
+def test_rows_are_kept_by_their_indices(tokens):
+    """A mask would be counted as all its rows, one of which is then spread over the others."""
+    model = build_model(SPECS["hgrn2"]).eval()
+    with torch.no_grad():
+        caches = [model(tokens[:, :9], use_cache=True).past_key_values for _ in range(2)]
+        for rows in (torch.tensor([True, False, True]), [True, False, True], [[2, 0]], [], 1, [2.0]):
+            with pytest.raises(ValueError, match=r"reorder_cache of shape .* give indices of rows, of a mask mask.nonzero\(\)"):
+                caches[0].reorder_cache(rows)
+        for cache, rows in zip(caches, (torch.tensor([2, 0]), [2, 0]), strict=True):
+            cache.reorder_cache(rows)
+            assert cache.rows == 2
+        one, other = (model(tokens[:2, 9:10], past_key_values=cache).logits for cache in caches)
+        assert torch.equal(one, other)
+
+
 def test_a_cache_hands_on_no_gradients(model, tokens):
     with torch.no_grad():
         cache = model(tokens[:, :9], use_cache=True).past_key_values
