@@ -157,12 +157,17 @@ class Backbone(nn.Module):
         if cache is not None:
             cache.begin(rows, new, x.device)
         if cache is not None and (attention_mask is None or cache.one_by_one(new)):
-            start = cache.seq_start
+            if attention_mask is not None and not cache.begun:
+                given = f"attention_mask with a single token after {cached}, which in some row may be all padding"
+                remedy = "let each row begin in a call of several tokens, or give a cache without room and longest"
+                raise ValueError(f"{given}: such a step reads no mask; {remedy}")
+            start, cache.begun = cache.seq_start, True
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
         else:
             padding = _padding(attention_mask, cached)
             if cache is not None and padding is not None:
                 cache.begin_at(padding.start)
+                cache.begun = not cache.stays or bool((padding.start < cached + new).all())
         shared = self.shared_inputs(x, cache, padding)
         for i, layer in enumerate(self.layers):
             x = layer(x, cache, padding, *shared, *self.extra_inputs(i))

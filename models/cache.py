@@ -43,6 +43,8 @@ class DecodingCache:
         """Number of tokens cached, (1,) int64 on the model's device; None where states do not stay."""
         self.seq_start: Tensor | None = None
         """First real position of each sequence, (B,) int32; None without padding."""
+        self.begun = True
+        """False where states stay and some sequence may be all padding so far."""
         self.graphed: Any = None
         """Step as a CUDA graph, once a cache whose states stay has one."""
 
@@ -104,7 +106,7 @@ class DecodingCache:
             raise ValueError(f"{rows} rows of tokens after a cache of {self.rows}: give as many; {remedy}")
         self.rows = rows
         if self.seq_len == 0:
-            self.seq_start = None
+            self.seq_start, self.begun = None, True
         if not self.stays:
             return
         if self.room is not None and self.seq_len + new > self.room:

@@ -97,7 +97,8 @@ class CausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"{shapes}: give a label for each token, -100 where it carries no loss; the model shifts them")
         if labels is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(f"logits_to_keep={logits_to_keep} with labels: the loss needs all logits; give one of them")
-        if cache is not None and cache.one_by_one(input_ids.shape[-1]) and input_ids.is_cuda and not torch.is_grad_enabled():
+        replays = input_ids.is_cuda and not torch.is_grad_enabled()
+        if cache is not None and cache.one_by_one(input_ids.shape[-1]) and replays and (attention_mask is None or cache.begun):
             if cache.graphed is None:
                 cache.graphed = GraphedStep(self._step)
             step = CausalLMOutputWithPast(logits=cache.graphed(input_ids, cache), past_key_values=cache)  # type: ignore[arg-type]
