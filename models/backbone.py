@@ -138,9 +138,10 @@ class Backbone(nn.Module):
         past_key_values: DecodingCache | None = None,
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
-        """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0;
-        without one, a cache knows its own. A given cache is continued by T >= 1 tokens, without gradients; `use_cache` starts
-        one, save where the blocks are to be recomputed."""
+        """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0:
+        what follows a token counts as text, and with a cache no row may end in padding. Without a mask, a cache knows its own.
+        A given cache is continued by T >= 1 tokens, without gradients; `use_cache` starts one, save where the blocks are to be
+        recomputed."""
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         _check_shapes(input_ids, attention_mask, cached)
         x = self.embeddings(input_ids)
@@ -164,6 +165,11 @@ class Backbone(nn.Module):
             start, cache.begun = cache.seq_start, True
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
         else:
+            looks = cache is not None and not torch.compiler.is_compiling()
+            if (
+                looks and attention_mask is not None and attention_mask.device.type == "cpu"
+            ):  # a GPU would have to be waited for
+                refuse_padding_after_tokens(attention_mask)
             padding = _padding(attention_mask, cached)
             if cache is not None and padding is not None:
                 cache.begin_at(padding.start)
@@ -184,6 +190,15 @@ def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, cached: int)
     if attention_mask is not None and attention_mask.shape != (rows, cached + new):
         given = f"attention_mask of shape {tuple(attention_mask.shape)} with {cached} cached and {new} new tokens"
         raise ValueError(f"{given} in {rows} rows: it must be {(rows, cached + new)}")
+
+
+def refuse_padding_after_tokens(mask_BT: Tensor) -> None:
+    """Raise ValueError where a row ends in padding. A hole alone may be text: without a mask `generate` makes one with zeros
+    wherever the pad token stands."""
+    rows = (mask_BT[:, -1].eq(0) & mask_BT.ne(0).any(1)).nonzero()
+    if len(rows):
+        rule = "padding must be on the left: tokenise with padding_side='left', or give ones if that token is text"
+        raise ValueError(f"attention_mask is 0 at the last token of row {int(rows[0])}, after ones: {rule}")
 
 
 def _padding(attention_mask: Tensor | None, cached: int) -> Padding | None:

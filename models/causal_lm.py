@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from models.backbone import Backbone
+from models.backbone import Backbone, refuse_padding_after_tokens
 from models.cache import DecodingCache
 from models.graphed import GraphedStep
 from models.spec import ModelSpec
@@ -140,18 +140,9 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None  # no padding: the faster paths of attention apply
         elif attention_mask is not None:
-            _refuse_padding_after_tokens(attention_mask)
+            refuse_padding_after_tokens(attention_mask)
         inputs = dict(input_ids=input_ids[:, -next_sequence_length:], attention_mask=attention_mask, use_cache=use_cache)
         return dict(inputs, past_key_values=past_key_values, logits_to_keep=logits_to_keep or 0)
-
-
-def _refuse_padding_after_tokens(mask_BT: Tensor) -> None:
-    """Raise ValueError where a row ends in padding. A hole alone may be text: without a mask `generate` makes one with zeros
-    wherever the pad token stands."""
-    rows = (mask_BT[:, -1].eq(0) & mask_BT.ne(0).any(1)).nonzero()
-    if len(rows):
-        rule = "padding must be on the left: tokenise with padding_side='left', or give ones if that token is text"
-        raise ValueError(f"attention_mask is 0 at the last token of row {int(rows[0])}, after ones: {rule}")
 
 
 AutoConfig.register(CausalLMConfig.model_type, CausalLMConfig, exist_ok=True)

@@ -210,12 +210,16 @@ def test_batched_generation_equals_single(model, tokens):
         assert torch.equal(batch[row], alone)
 
 
-def test_generation_after_padding_is_refused(model, tokens):
+def test_padding_after_tokens_is_refused_where_they_go_on(model, tokens):
     mask = torch.ones_like(tokens)
     mask[1, 80:] = 0
     for given in (mask, mask.bool()):
         with pytest.raises(ValueError, match=r"is 0 at the last token of row 1, after ones: .*padding_side='left'"):
             generate(model, tokens, attention_mask=given)
+        with pytest.raises(ValueError, match=r"is 0 at the last token of row 1, after ones: .*padding_side='left'"):
+            model(tokens, given, use_cache=True)
+    alone = model(tokens[1:2, :80]).logits[0]
+    assert torch.allclose(model(tokens, mask).logits[1, :80], alone, atol=2e-5), "without a cache it is right"
 
 
 def test_a_mask_that_generate_makes_hides_no_text(model, tokens):
