@@ -46,8 +46,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        normed, device = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps), x.device.type
-        return normed.to(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype)
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(product_dtype(x))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that a matmul of x has: autocast's where that is on, else x's."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class SwiGLU(nn.Module):
@@ -156,7 +161,7 @@ class Backbone(nn.Module):
         cache = past_key_values if past_key_values is not None or recomputed or not use_cache else DecodingCache()
         rows, new = input_ids.shape
         if cache is not None:
-            cache.begin(rows, new, x.device)
+            cache.begin(rows, new, x.device, product_dtype(x))
         if cache is not None and (attention_mask is None or cache.one_by_one(new)):
             if attention_mask is not None and not cache.begun:
                 given = f"attention_mask with a single token after {cached}, which in some row may be all padding"

@@ -37,6 +37,8 @@ class DecodingCache:
         self.seq_len = 0
         self.rows = 0
         """Sequences of the batch."""
+        self.dtype: torch.dtype | None = None
+        """What the layers compute in: that of the weights, or autocast's."""
         self.free = 0
         """Tokens for which each list of what remains has places (`longest`)."""
         self.position: Tensor | None = None
@@ -99,14 +101,18 @@ class DecodingCache:
             return tuple(_slide(layer, name, value, window) for name, value in new.items())
         return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
 
-    def begin(self, rows: int, new: int, device: torch.device) -> None:
-        """Make ready for `new` tokens of so many sequences after those cached. ValueError: other sequences, or no room."""
+    def begin(self, rows: int, new: int, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Make ready for `new` tokens of so many sequences after those cached, which layers compute in `dtype` (a graph has its
+        own). ValueError: other sequences, another dtype, or no room."""
         if self.seq_len and rows != self.rows:
             remedy = "reorder_cache(indices) keeps or repeats rows"
             raise ValueError(f"{rows} rows of tokens after a cache of {self.rows}: give as many; {remedy}")
+        if self.seq_len and dtype not in (None, self.dtype):
+            remedy = "go on with the weights and under the autocast that it began with"
+            raise ValueError(f"new tokens in {dtype} after a cache in {self.dtype}: {remedy}")
         self.rows = rows
         if self.seq_len == 0:
-            self.seq_start, self.begun = None, True
+            self.seq_start, self.begun, self.dtype = None, True, dtype
         if not self.stays:
             return
         if self.room is not None and self.seq_len + new > self.room:

@@ -178,6 +178,25 @@ def test_rows_are_kept_by_their_indices(tokens):
         assert torch.equal(one, other)
 
 
+def test_a_cache_goes_on_in_its_own_dtype(model, tokens):
+    """Under autocast or without, not in turn."""
+    for first in (True, False):
+        with torch.no_grad():
+            with torch.autocast("cpu", torch.bfloat16, enabled=first):
+                cache = model(tokens[:, :9], use_cache=True).past_key_values
+            dtypes = ("torch.float32", "torch.bfloat16") if first else ("torch.bfloat16", "torch.float32")
+            for step in (1, 3):
+                refused = pytest.raises(ValueError, match="new tokens in {} after a cache in {}: go on".format(*dtypes))
+                with torch.autocast("cpu", torch.bfloat16, enabled=not first), refused:
+                    model(tokens[:, 9 : 9 + step], past_key_values=cache)
+                with torch.autocast("cpu", torch.bfloat16, enabled=first):
+                    model(tokens[:, 9 : 9 + step], past_key_values=cache)
+    with torch.no_grad():
+        cache = model(tokens[:, :9], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match=r"new tokens in torch.float64 after a cache in torch.float32"):
+            model.double()(tokens[:, 9:10], past_key_values=cache)
+
+
 def test_a_cache_hands_on_no_gradients(model, tokens):
     with torch.no_grad():
         cache = model(tokens[:, :9], use_cache=True).past_key_values
