@@ -38,7 +38,7 @@ class Padding:
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm: x / rms(x) * weight over the last dimension, in fp32, returned in the dtype of the matmul that follows."""
+    """RMSNorm: x / rms(x) * weight over the last dimension, in fp32 at least, returned in the dtype of the matmul to come."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -46,13 +46,15 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(product_dtype(x))
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        return F.rms_norm(exact, (x.shape[-1],), self.weight.to(exact.dtype), self.eps).to(product_dtype(x))
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype that a matmul of x has: autocast's where that is on, else x's."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    rounds = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on "meta"
+    return torch.get_autocast_dtype(device) if rounds else x.dtype
 
 
 class SwiGLU(nn.Module):
