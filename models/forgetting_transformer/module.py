@@ -353,7 +353,7 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     partly = 1 < queries < keys
     mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries) if partly else None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    attend = partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=queries == keys)
+    attend = partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=bool(queries == keys))
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:  # PyTorch 2.13's own fails on AVX-512 held to AVX2
         with sdpa_kernel(SDPBackend.MATH):
             return attend().transpose(1, 2)

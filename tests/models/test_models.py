@@ -343,6 +343,16 @@ def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
     assert (half(tokens).logits.float() - expected).abs().max() < 0.1 * expected.abs().max()
 
 
+@pytest.mark.parametrize("key", ["transformer_llama"])
+def test_an_export_takes_any_length(key, model, tokens):
+    """Attention over a whole text, without gates."""
+    lengths = {"input_ids": {1: torch.export.Dim("tokens", min=2, max=4096)}}
+    with torch.no_grad():
+        exported = torch.export.export(model, (tokens[:, :9].clone(),), dynamic_shapes=lengths, strict=False).module()
+        for length in (9, 40):
+            torch.testing.assert_close(exported(tokens[:, :length]).logits, model(tokens[:, :length]).logits)
+
+
 def test_pickling_keeps_the_logits(model, tokens):
     """As torch.save of a whole model and processes that are spawned ask for it."""
     assert torch.equal(pickle.loads(pickle.dumps(model))(tokens).logits, model(tokens).logits)
