@@ -130,7 +130,10 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         **unused: Any,
     ) -> dict[str, Any]:
         """Return only the tokens that the cache has not seen, the last `next_sequence_length`, and the mask of all. Where
-        `generate` tells no number, `input_ids` are those alone, or with `use_cache=False` the whole text."""
+        `generate` tells no number, `input_ids` are those alone, or with `use_cache=False` the whole text.
+        `generate(prefill_chunk_size=...)` needs `past_key_values=DecodingCache()`."""
+        if lacking := [name for name in ("output_attentions", "output_hidden_states") if unused.get(name)]:
+            raise ValueError(f"{lacking[0]}=True: models here return none; leave it out, or hook the layers")
         cached, given = 0 if past_key_values is None else past_key_values.get_seq_length(), input_ids.shape[1]
         if next_sequence_length is None:
             next_sequence_length = given if use_cache else given - cached

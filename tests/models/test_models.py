@@ -248,6 +248,15 @@ def test_a_mask_that_generate_makes_hides_no_text(model, tokens):
     assert torch.equal(generate(model, text, pad_token_id=0), generate(model, text, pad_token_id=0, attention_mask=ones))
 
 
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_generation_returns_nothing_else(tokens, name):
+    model = build_model(SPECS["fox_pro"]).eval()
+    for made in ({"return_dict_in_generate": True}, {"num_beams": 2}):
+        with pytest.raises(ValueError, match=f"{name}=True: models here return none; leave it out"):
+            generate(model, tokens, **made, **{name: True})
+    assert generate(model, tokens[:, :9], return_dict_in_generate=True, **{name: False}).sequences.shape == (3, 21)
+
+
 def test_a_given_cache_is_continued(model, tokens):
     cache = model(tokens[:, :100], use_cache=True).past_key_values
     continued = generate(model, tokens[:, :120], past_key_values=cache)
