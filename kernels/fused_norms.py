@@ -2,7 +2,7 @@
 follows it, and the output norm with its gate (section 3.3 of the paper's Pro block).
 
 On a CPU, and wherever Triton has no place, they are the plain PyTorch below, which is also what the kernels are tested against.
-All arithmetic is in float32; only inputs and outputs have the tensors' dtype."""
+All arithmetic is in float32, or in float64 if the tensors are; only inputs and outputs have the tensors' dtype."""
 
 import torch
 from torch import Tensor
@@ -33,13 +33,14 @@ def shift_and_norm(
         weight = None if weight is None else weight.reshape(-1)
         before = None if before_B1HD is None else before_B1HD.detach()
         return triton_shift_and_norm(x_BTHD, alpha_logit_BTH, weight, before, eps)
-    y_BTHD = x_BTHD.float()
+    y_BTHD = _exact(x_BTHD)
+    dtype = y_BTHD.dtype
     if alpha_logit_BTH is not None:
-        before_B1HD = torch.zeros_like(y_BTHD[:, :1]) if before_B1HD is None else before_B1HD.detach().float()
-        alpha = torch.sigmoid(alpha_logit_BTH.float())[..., None]
+        before_B1HD = torch.zeros_like(y_BTHD[:, :1]) if before_B1HD is None else before_B1HD.detach().to(dtype)
+        alpha = torch.sigmoid(alpha_logit_BTH.to(dtype))[..., None]
         y_BTHD = alpha * torch.cat([before_B1HD, y_BTHD[:, :-1]], 1) + (1.0 - alpha) * y_BTHD
     if weight is not None:
-        y_BTHD = rms_norm(y_BTHD, y_BTHD.shape[-1:], eps=eps) * weight.float().view(-1, y_BTHD.shape[-1])
+        y_BTHD = rms_norm(y_BTHD, y_BTHD.shape[-1:], eps=eps) * weight.to(dtype).view(-1, y_BTHD.shape[-1])
     return y_BTHD.to(x_BTHD.dtype)
 
 
@@ -53,9 +54,10 @@ def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, 
         from kernels.fused_norms_triton import triton_gated_norm
 
         return triton_gated_norm(o_BTHD, gate_BTHD, weight.reshape(-1), eps)
-    y_BTHD = rms_norm(o_BTHD.float(), o_BTHD.shape[-1:], eps=eps) * weight.float().view(-1, o_BTHD.shape[-1])
+    y_BTHD = rms_norm(_exact(o_BTHD), o_BTHD.shape[-1:], eps=eps)
+    y_BTHD = y_BTHD * weight.to(y_BTHD.dtype).view(-1, o_BTHD.shape[-1])
     if gate_BTHD is not None:
-        y_BTHD = y_BTHD * torch.sigmoid(gate_BTHD.float())
+        y_BTHD = y_BTHD * torch.sigmoid(gate_BTHD.to(y_BTHD.dtype))
     return y_BTHD.to(o_BTHD.dtype)
 
 
@@ -70,8 +72,13 @@ def norm_of_gated(y_BTd: Tensor, z_BTd: Tensor, weight_d: Tensor, *, eps: float 
         from kernels.fused_norms_triton import triton_norm_of_gated
 
         return triton_norm_of_gated(y_BTd, z_BTd, weight_d, eps)
-    gated = y_BTd.float() * silu(z_BTd.float())
-    return (rms_norm(gated, (d,), eps=eps) * weight_d.float()).to(y_BTd.dtype)
+    exact = _exact(y_BTd)
+    gated = exact * silu(z_BTd.to(exact.dtype))
+    return (rms_norm(gated, (d,), eps=eps) * weight_d.to(exact.dtype)).to(y_BTd.dtype)
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _on_gpu(x: Tensor) -> bool:

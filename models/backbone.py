@@ -38,7 +38,7 @@ class Padding:
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm: x / rms(x) * weight over the last dimension, in fp32, returned in the dtype of the matmul that follows."""
+    """RMSNorm: x / rms(x) * weight over the last dimension, in fp32 at least, returned in the dtype of the matmul to come."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -46,8 +46,15 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        normed, device = F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps), x.device.type
-        return normed.to(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype)
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        return F.rms_norm(exact, (x.shape[-1],), self.weight.to(exact.dtype), self.eps).to(product_dtype(x))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that a matmul of x has: autocast's where that is on, else x's."""
+    device = x.device.type
+    rounds = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on "meta"
+    return torch.get_autocast_dtype(device) if rounds else x.dtype
 
 
 class SwiGLU(nn.Module):
@@ -138,9 +145,10 @@ class Backbone(nn.Module):
         past_key_values: DecodingCache | None = None,
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
-        """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0;
-        without one, a cache knows its own. A given cache is continued by T >= 1 tokens; `use_cache` starts one, save where the
-        blocks are to be recomputed."""
+        """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0:
+        what follows a token counts as text, and with a cache no row may end in padding. Without a mask, a cache knows its own.
+        A given cache is continued by T >= 1 tokens, without gradients; `use_cache` starts one, save where the blocks are to be
+        recomputed."""
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         _check_shapes(input_ids, attention_mask, cached)
         x = self.embeddings(input_ids)
@@ -149,17 +157,30 @@ class Backbone(nn.Module):
             given = f"past_key_values of {cached} tokens with gradient checkpointing"
             remedy = "give none, or call gradient_checkpointing_disable() or eval()"
             raise ValueError(f"{given}: recomputed layers would read a cache that has gone on; {remedy}")
+        if cached and torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            remedy = "call it under torch.no_grad(), or give the whole text without a cache"
+            raise ValueError(f"past_key_values of {cached} tokens with gradients, which a cache does not hand on: {remedy}")
         cache = past_key_values if past_key_values is not None or recomputed or not use_cache else DecodingCache()
         rows, new = input_ids.shape
         if cache is not None:
-            cache.begin(rows, new, x.device)
+            cache.begin(rows, new, x.device, product_dtype(x))
         if cache is not None and (attention_mask is None or cache.one_by_one(new)):
-            start = cache.seq_start
+            if attention_mask is not None and not cache.begun:
+                given = f"attention_mask with a single token after {cached}, which in some row may be all padding"
+                remedy = "let each row begin in a call of several tokens, or give a cache without room and longest"
+                raise ValueError(f"{given}: such a step reads no mask; {remedy}")
+            start, cache.begun = cache.seq_start, True
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
         else:
+            looks = cache is not None and not torch.compiler.is_compiling()
+            if (
+                looks and attention_mask is not None and attention_mask.device.type == "cpu"
+            ):  # a GPU would have to be waited for
+                refuse_padding_after_tokens(attention_mask)
             padding = _padding(attention_mask, cached)
             if cache is not None and padding is not None:
                 cache.begin_at(padding.start)
+                cache.begun = not cache.stays or bool((padding.start < cached + new).all())
         shared = self.shared_inputs(x, cache, padding)
         for i, layer in enumerate(self.layers):
             x = layer(x, cache, padding, *shared, *self.extra_inputs(i))
@@ -178,11 +199,26 @@ def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, cached: int)
         raise ValueError(f"{given} in {rows} rows: it must be {(rows, cached + new)}")
 
 
+def refuse_padding_after_tokens(mask_BT: Tensor) -> None:
+    """Raise ValueError where a row ends in padding. A hole alone may be text: without a mask `generate` makes one with zeros
+    wherever the pad token stands."""
+    rows = (mask_BT[:, -1].eq(0) & mask_BT.ne(0).any(1)).nonzero()
+    if len(rows):
+        rule = "padding must be on the left: tokenise with padding_side='left', or give ones if that token is text"
+        raise ValueError(f"attention_mask is 0 at the last token of row {int(rows[0])}, after ones: {rule}")
+
+
 def _padding(attention_mask: Tensor | None, cached: int) -> Padding | None:
     if attention_mask is None:
         return None
     seen_BT = attention_mask.ne(0).cumsum(1).gt(0)
     return Padding(real=seen_BT[:, cached:], start=(~seen_BT).sum(1, dtype=torch.int32))
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Tell whether a product with the module's weight is all that a call of it does: no adapter, no hook."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return type(module) is nn.Linear and not any(hooks)
 
 
 def linear_normal_(module: nn.Module, std: float) -> None:

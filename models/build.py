@@ -40,9 +40,10 @@ def spec_of(model: PreTrainedModel) -> ModelSpec:
 
 def load_model(source: str | Path, dtype: torch.dtype | None = torch.float32) -> PreTrainedModel:
     """Return a model in evaluation mode, on the CPU, from a folder of ours, a folder in the authors' format, or anything that
-    `AutoModelForCausalLM` loads (folder or hub name); in the dtype it is stored in if none is given. Raises ValueError for
-    nothing that can be loaded, and for tensors that are missing, unexpected or of another shape than the model's. (Weights tied
-    to others and buffers that are computed need not be there.)"""
+    `AutoModelForCausalLM` loads (folder or hub name); in the dtype it is stored in if none is given. In float64, too, gates,
+    rotations and recurrent states are fp32. Raises ValueError for nothing that can be loaded, and for tensors that are missing,
+    unexpected or of another shape than the model's. (Weights tied to others and buffers that are computed need not be there.)
+    """
     try:
         folder = Path(source)
         if folder.is_dir():

@@ -37,12 +37,16 @@ class DecodingCache:
         self.seq_len = 0
         self.rows = 0
         """Sequences of the batch."""
+        self.dtype: torch.dtype | None = None
+        """What the layers compute in: that of the weights, or autocast's."""
         self.free = 0
         """Tokens for which each list of what remains has places (`longest`)."""
         self.position: Tensor | None = None
         """Number of tokens cached, (1,) int64 on the model's device; None where states do not stay."""
         self.seq_start: Tensor | None = None
         """First real position of each sequence, (B,) int32; None without padding."""
+        self.begun = True
+        """False where states stay and some sequence may be all padding so far."""
         self.graphed: Any = None
         """Step as a CUDA graph, once a cache whose states stay has one."""
 
@@ -97,14 +101,18 @@ class DecodingCache:
             return tuple(_slide(layer, name, value, window) for name, value in new.items())
         return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
 
-    def begin(self, rows: int, new: int, device: torch.device) -> None:
-        """Make ready for `new` tokens of so many sequences after those cached. ValueError: other sequences, or no room."""
+    def begin(self, rows: int, new: int, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Make ready for `new` tokens of so many sequences after those cached, which layers compute in `dtype` (a graph has its
+        own). ValueError: other sequences, another dtype, or no room."""
         if self.seq_len and rows != self.rows:
             remedy = "reorder_cache(indices) keeps or repeats rows"
             raise ValueError(f"{rows} rows of tokens after a cache of {self.rows}: give as many; {remedy}")
+        if self.seq_len and dtype not in (None, self.dtype):
+            remedy = "go on with the weights and under the autocast that it began with"
+            raise ValueError(f"new tokens in {dtype} after a cache in {self.dtype}: {remedy}")
         self.rows = rows
         if self.seq_len == 0:
-            self.seq_start = None
+            self.seq_start, self.begun, self.dtype = None, True, dtype
         if not self.stays:
             return
         if self.room is not None and self.seq_len + new > self.room:
@@ -176,7 +184,11 @@ class DecodingCache:
         return sum(_nbytes(layer) for layer in self.layers.values())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, in this order, these rows of the batch; with `room` as many as there are."""
+        """Keep, in this order, the rows of the batch with these indices; with `room` as many as there are."""
+        beam_idx = torch.as_tensor(beam_idx)
+        if beam_idx.dim() != 1 or beam_idx.dtype not in (torch.int32, torch.int64):
+            given = f"reorder_cache of shape {tuple(beam_idx.shape)} and {beam_idx.dtype}"
+            raise ValueError(f"{given}: give indices of rows, of a mask mask.nonzero()[:, 0]")
         if self.longest is not None:
             raise ValueError("beams need a cache without `longest`")
         if self.room is not None and len(beam_idx) != self.rows:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from models.backbone import Backbone
+from models.backbone import Backbone, refuse_padding_after_tokens
 from models.cache import DecodingCache
 from models.graphed import GraphedStep
 from models.spec import ModelSpec
@@ -97,7 +97,8 @@ class CausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"{shapes}: give a label for each token, -100 where it carries no loss; the model shifts them")
         if labels is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(f"logits_to_keep={logits_to_keep} with labels: the loss needs all logits; give one of them")
-        if cache is not None and cache.one_by_one(input_ids.shape[-1]) and input_ids.is_cuda and not torch.is_grad_enabled():
+        replays = input_ids.is_cuda and not torch.is_grad_enabled()
+        if cache is not None and cache.one_by_one(input_ids.shape[-1]) and replays and (attention_mask is None or cache.begun):
             if cache.graphed is None:
                 cache.graphed = GraphedStep(self._step)
             step = CausalLMOutputWithPast(logits=cache.graphed(input_ids, cache), past_key_values=cache)  # type: ignore[arg-type]
@@ -129,7 +130,10 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         **unused: Any,
     ) -> dict[str, Any]:
         """Return only the tokens that the cache has not seen, the last `next_sequence_length`, and the mask of all. Where
-        `generate` tells no number, `input_ids` are those alone, or with `use_cache=False` the whole text."""
+        `generate` tells no number, `input_ids` are those alone, or with `use_cache=False` the whole text.
+        `generate(prefill_chunk_size=...)` needs `past_key_values=DecodingCache()`."""
+        if lacking := [name for name in ("output_attentions", "output_hidden_states") if unused.get(name)]:
+            raise ValueError(f"{lacking[0]}=True: models here return none; leave it out, or hook the layers")
         cached, given = 0 if past_key_values is None else past_key_values.get_seq_length(), input_ids.shape[1]
         if next_sequence_length is None:
             next_sequence_length = given if use_cache else given - cached
@@ -139,18 +143,9 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None  # no padding: the faster paths of attention apply
         elif attention_mask is not None:
-            _refuse_padding_after_tokens(attention_mask)
+            refuse_padding_after_tokens(attention_mask)
         inputs = dict(input_ids=input_ids[:, -next_sequence_length:], attention_mask=attention_mask, use_cache=use_cache)
         return dict(inputs, past_key_values=past_key_values, logits_to_keep=logits_to_keep or 0)
-
-
-def _refuse_padding_after_tokens(mask_BT: Tensor) -> None:
-    """Raise ValueError where a row ends in padding. A hole alone may be text: without a mask `generate` makes one with zeros
-    wherever the pad token stands."""
-    rows = (mask_BT[:, -1].eq(0) & mask_BT.ne(0).any(1)).nonzero()
-    if len(rows):
-        rule = "padding must be on the left: tokenise with padding_side='left', or give ones if that token is text"
-        raise ValueError(f"attention_mask is 0 at the last token of row {int(rows[0])}, after ones: {rule}")
 
 
 AutoConfig.register(CausalLMConfig.model_type, CausalLMConfig, exist_ok=True)

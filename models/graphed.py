@@ -36,7 +36,7 @@ class GraphedStep:
         if self.graph is None:
             self._capture(input_ids, cache)
         else:
-            cache.begin(len(input_ids), 1, input_ids.device)
+            cache.begin(len(input_ids), 1, input_ids.device, None)
             self.ids_B1.copy_(input_ids)
             cache.count(1)  # the graph counts on the GPU, and not here
         assert self.graph is not None

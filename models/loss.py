@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.linear_cross_entropy import linear_cross_entropy
+from models.backbone import is_plain
 
 
 class TokenLoss(nn.Module):
@@ -45,10 +46,13 @@ _linear_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def _has_linear_head(model: Any) -> bool:
-    """Tell whether logits = hidden @ W.T exactly: true of the models here; others are asked once, on four tokens."""
-    if not getattr(model, "has_linear_head", False) and model not in _linear_heads:
+    """Tell whether logits = hidden @ W.T exactly: true of the models here, unless their head has an adapter or a hook; others
+    are asked once, on four tokens."""
+    if getattr(model, "has_linear_head", False):
+        return is_plain(model.get_output_embeddings())
+    if model not in _linear_heads:
         _linear_heads[model] = _probe_head(model)
-    return _linear_heads.get(model, True)
+    return _linear_heads[model]
 
 
 @torch.no_grad()

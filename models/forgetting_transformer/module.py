@@ -33,7 +33,7 @@ from kernels.forgetting_attention import (
 )
 from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
-from models.backbone import Backbone, Block, Padding, RMSNorm, linear_normal_, start_with
+from models.backbone import Backbone, Block, Padding, RMSNorm, is_plain, linear_normal_, start_with
 from models.cache import DecodingCache
 from models.forgetting_transformer.eviction import add, laid_anew, listed
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
@@ -147,15 +147,21 @@ class ForgettingAttention(nn.Module):
 
     def _scalars(self, x: Tensor) -> dict[str, Tensor]:
         """Return what the tokens in x say to each head in one number (B, T, H): the logits of the forget gate and of the shifts
-        of k and v. One product with their weights side by side: each alone is too narrow for a GPU."""
-        weights = {"fgate": self.fgate_proj.weight} if hasattr(self, "fgate_proj") else {}
+        of k and v. One product with their weights side by side, unless one has an adapter or a hook: each alone is too narrow
+        for a GPU."""
+        linears = {"fgate": self.fgate_proj} if hasattr(self, "fgate_proj") else {}
         for name, projection in (("k", self.k_proj), ("v", self.v_proj)):
             if isinstance(projection, ShiftLinear):
-                weights[name] = projection.shift_proj.weight
-        if not weights:
+                linears[name] = projection.shift_proj
+        if not linears:
             return {}
-        logits = F.linear(x, torch.cat(list(weights.values())))
-        return dict(zip(weights, logits.split([len(weight) for weight in weights.values()], -1), strict=True))
+        if not all(map(is_plain, linears.values())):
+            return {name: linear(x) for name, linear in linears.items()}
+        logits = F.linear(x, torch.cat([linear.weight for linear in linears.values()]))
+        scalars = dict(zip(linears, logits.split([len(linear.weight) for linear in linears.values()], -1), strict=True))
+        if "fgate" in scalars:
+            scalars["fgate"] = scalars["fgate"].float() + self.fgate_proj.bias.float()
+        return scalars
 
     def _project(
         self, name: str, x: Tensor, scalars: dict[str, Tensor], cache: DecodingCache | None, norm: HeadNorm | None
@@ -176,9 +182,8 @@ class ForgettingAttention(nn.Module):
     def _log_fgate(self, x: Tensor, scalars: dict[str, Tensor]) -> Tensor | None:
         if self.spec.forget_gate == "none":
             return None
-        token = "fgate" in scalars
-        logits = scalars["fgate"].float() + self.fgate_proj.bias.float() if token else self.fgate_bias.float()
-        return F.logsigmoid(logits).expand(*x.shape[:2], self.spec.num_heads)
+        logits = scalars["fgate"] if hasattr(self, "fgate_proj") else self.fgate_bias
+        return F.logsigmoid(logits.float()).expand(*x.shape[:2], self.spec.num_heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
         """Return what each of the last T queries (B, T, H, D) takes of the values; arguments as `project` gives them."""
@@ -348,7 +353,7 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     partly = 1 < queries < keys
     mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries) if partly else None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    attend = partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=queries == keys)
+    attend = partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=bool(queries == keys))
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:  # PyTorch 2.13's own fails on AVX-512 held to AVX2
         with sdpa_kernel(SDPBackend.MATH):
             return attend().transpose(1, 2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, rms_norm
+from torch.nn.functional import pad, rms_norm, silu
 
 from kernels.fla_cpu.modules import rmsnorm_fn
 from kernels.fused_norms import gated_output_norm, norm_of_gated, shift_and_norm
@@ -23,9 +23,11 @@ def test_shift_and_norm_is_the_formula() -> None:
     previous = torch.zeros_like(x)
     previous[:, 1:] = x[:, :-1]
     mixed = alpha * previous + (1 - alpha) * x
-    torch.testing.assert_close(shift_and_norm(x, alpha_logit, None).float(), mixed.float())
-    expected = rms_norm(mixed.float(), (16,), eps=1e-5) * weight.float()
-    torch.testing.assert_close(shift_and_norm(x, alpha_logit, weight).float(), expected)
+    exactly = {"rtol": 0, "atol": 1e-13}
+    torch.testing.assert_close(shift_and_norm(x, alpha_logit, None), mixed, **exactly)
+    torch.testing.assert_close(shift_and_norm(x, alpha_logit, weight), rms_norm(mixed, (16,), eps=1e-5) * weight, **exactly)
+    rounded = shift_and_norm(x.float(), alpha_logit.float(), weight.float())
+    torch.testing.assert_close(rounded, shift_and_norm(x, alpha_logit, weight).float())
 
 
 @pytest.mark.parametrize(("logit", "delay"), [(-1e4, 0), (1e4, 1)])
@@ -44,7 +46,10 @@ def test_token_by_token_equals_parallel() -> None:
 
 
 def test_gated_output_norm_is_the_formula() -> None:
-    o, _, weight, gate = (t.float() for t in make(2, 5, 3, 16, (48,)))
+    o, _, weight, gate = make(2, 5, 3, 16, (48,))
+    exact = rms_norm(o, (16,), eps=1e-6) * weight.view(3, 16) * torch.sigmoid(gate)
+    torch.testing.assert_close(gated_output_norm(o, gate, weight), exact, rtol=0, atol=1e-13)
+    o, weight, gate = o.float(), weight.float(), gate.float()
     expected = rms_norm(o, (16,), eps=1e-6) * weight.view(3, 16) * torch.sigmoid(gate)
     torch.testing.assert_close(gated_output_norm(o, gate, weight), expected)
     low, coarse = o.bfloat16(), gate.bfloat16()
@@ -57,6 +62,9 @@ def test_norm_of_gated_is_what_stands_in_for_fla_s() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         found = norm_of_gated(y.to(dtype), z.to(dtype), weight)
         assert torch.equal(found, rmsnorm_fn(y.to(dtype), weight, None, z.to(dtype), 1e-5, norm_before_gate=False))
+    y, z, weight = y.double(), z.double(), weight.double()
+    exact = rms_norm(y * silu(z), (48,), eps=1e-5) * weight
+    torch.testing.assert_close(norm_of_gated(y, z, weight), exact, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,28 @@ def test_padding_stays_in_its_place(key, tokens):
         assert all(each is starts[0] for each in starts) and starts[0].tolist() == [0, 39, 67]
 
 
+@pytest.mark.parametrize("how", [{"room": 80}, {"longest": 80}])
+def test_a_step_reads_no_mask_until_each_row_has_begun(how, tokens):
+    """Without a mask the token is text."""
+    model, (text, mask) = built("fox_pro"), pad_left(tokens[:, :80], [80, 41, 13])
+    for first in (1, 60):
+        plain, cache = DecodingCache(), DecodingCache(**how)
+        with torch.no_grad():
+            for each in (plain, cache):
+                model(text[:, :first], mask[:, :first], past_key_values=each)
+            with pytest.raises(ValueError, match=f"a single token after {first}, which in some row may be all padding: .*room"):
+                model(text[:, first : first + 1], mask[:, : first + 1], past_key_values=cache)
+            if "room" in how and first == 60:
+                model(text[:, 60:70], mask[:, :70], past_key_values=cache)
+                found = model(text[:, 70:71], mask[:, :71], past_key_values=cache).logits
+                assert torch.allclose(found, model(text[:, :71], mask[:, :71]).logits[:, 70:], atol=5e-5)
+            else:
+                one, other = (model(tokens[:, :1], past_key_values=each).logits for each in (plain, cache))
+                assert torch.allclose(one, other, atol=5e-5)
+                ones = torch.nn.functional.pad(mask[:, :first], (0, 2), value=1)
+                assert model(tokens[:, :1], ones, past_key_values=cache).logits.shape == (3, 1, 97), "each has begun"
+
+
 def test_a_cache_with_room_goes_on_with_its_own_rows(tokens):
     """A graph, too, which would take one row for all."""
     model, cache, replayed = built("hgrn2"), DecodingCache(room=20), []

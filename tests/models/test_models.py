@@ -163,6 +163,50 @@ def test_a_cache_goes_on_with_its_own_rows(model, tokens):
             torch.testing.assert_close(after, model(text).logits[:, 9:], rtol=0, atol=2e-5)
 
 
+def test_rows_are_kept_by_their_indices(tokens):
+    """A mask would be counted as all its rows, one of which is then spread over the others."""
+    model = build_model(SPECS["hgrn2"]).eval()
+    with torch.no_grad():
+        caches = [model(tokens[:, :9], use_cache=True).past_key_values for _ in range(2)]
+        for rows in (torch.tensor([True, False, True]), [True, False, True], [[2, 0]], [], 1, [2.0]):
+            with pytest.raises(ValueError, match=r"reorder_cache of shape .* give indices of rows, of a mask mask.nonzero\(\)"):
+                caches[0].reorder_cache(rows)
+        for cache, rows in zip(caches, (torch.tensor([2, 0]), [2, 0]), strict=True):
+            cache.reorder_cache(rows)
+            assert cache.rows == 2
+        one, other = (model(tokens[:2, 9:10], past_key_values=cache).logits for cache in caches)
+        assert torch.equal(one, other)
+
+
+def test_a_cache_goes_on_in_its_own_dtype(model, tokens):
+    """Under autocast or without, not in turn."""
+    for first in (True, False):
+        with torch.no_grad():
+            with torch.autocast("cpu", torch.bfloat16, enabled=first):
+                cache = model(tokens[:, :9], use_cache=True).past_key_values
+            dtypes = ("torch.float32", "torch.bfloat16") if first else ("torch.bfloat16", "torch.float32")
+            for step in (1, 3):
+                refused = pytest.raises(ValueError, match="new tokens in {} after a cache in {}: go on".format(*dtypes))
+                with torch.autocast("cpu", torch.bfloat16, enabled=not first), refused:
+                    model(tokens[:, 9 : 9 + step], past_key_values=cache)
+                with torch.autocast("cpu", torch.bfloat16, enabled=first):
+                    model(tokens[:, 9 : 9 + step], past_key_values=cache)
+    with torch.no_grad():
+        cache = model(tokens[:, :9], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match=r"new tokens in torch.float64 after a cache in torch.float32"):
+            model.double()(tokens[:, 9:10], past_key_values=cache)
+
+
+def test_a_cache_hands_on_no_gradients(model, tokens):
+    with torch.no_grad():
+        cache = model(tokens[:, :9], use_cache=True).past_key_values
+    for step in (1, 3):
+        with pytest.raises(ValueError, match=r"past_key_values of 9 tokens with gradients, .*torch.no_grad\(\)"):
+            model(tokens[:, 9 : 9 + step], past_key_values=cache)
+    model.model.requires_grad_(False)
+    assert model(tokens[:, 9:12], past_key_values=cache).logits.requires_grad, "the head's are right"
+
+
 def generate(model, tokens, **options):
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, **options}
     return model.generate(tokens, **options)
@@ -185,12 +229,16 @@ def test_batched_generation_equals_single(model, tokens):
         assert torch.equal(batch[row], alone)
 
 
-def test_generation_after_padding_is_refused(model, tokens):
+def test_padding_after_tokens_is_refused_where_they_go_on(model, tokens):
     mask = torch.ones_like(tokens)
     mask[1, 80:] = 0
     for given in (mask, mask.bool()):
         with pytest.raises(ValueError, match=r"is 0 at the last token of row 1, after ones: .*padding_side='left'"):
             generate(model, tokens, attention_mask=given)
+        with pytest.raises(ValueError, match=r"is 0 at the last token of row 1, after ones: .*padding_side='left'"):
+            model(tokens, given, use_cache=True)
+    alone = model(tokens[1:2, :80]).logits[0]
+    assert torch.allclose(model(tokens, mask).logits[1, :80], alone, atol=2e-5), "without a cache it is right"
 
 
 def test_a_mask_that_generate_makes_hides_no_text(model, tokens):
@@ -198,6 +246,15 @@ def test_a_mask_that_generate_makes_hides_no_text(model, tokens):
     text, ones = tokens[:1, :60].clone(), torch.ones(1, 60, dtype=torch.long)
     text[0, 30] = 0
     assert torch.equal(generate(model, text, pad_token_id=0), generate(model, text, pad_token_id=0, attention_mask=ones))
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_generation_returns_nothing_else(tokens, name):
+    model = build_model(SPECS["fox_pro"]).eval()
+    for made in ({"return_dict_in_generate": True}, {"num_beams": 2}):
+        with pytest.raises(ValueError, match=f"{name}=True: models here return none; leave it out"):
+            generate(model, tokens, **made, **{name: True})
+    assert generate(model, tokens[:, :9], return_dict_in_generate=True, **{name: False}).sequences.shape == (3, 21)
 
 
 def test_a_given_cache_is_continued(model, tokens):
@@ -242,6 +299,47 @@ def test_a_prompt_without_new_tokens_is_refused(tokens, given):
         generate(model, tokens[:, :given], past_key_values=cache)
 
 
+class Adapted(torch.nn.Module):
+    """A linear map with an adapter beside it, as LoRA has it: `weight` is that of the map alone."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base, self.beside = base, torch.nn.Linear(base.in_features, base.out_features, bias=False)
+
+    weight, bias = property(lambda self: self.base.weight), property(lambda self: self.base.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.beside(x)
+
+
+def linears(model) -> dict[str, torch.nn.Linear]:
+    return {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+
+
+def test_adapters_and_hooks_are_heeded(model, key, tokens):
+    """On every linear map, in logits and losses; HGRN2's output projection, which fla does not call, refuses both."""
+    merged, called = deepcopy(model), set[str]()
+    refused = pytest.raises(ValueError, match=r"o_proj of layer 0, a .*: HGRN2 takes no more of it than its weight")
+    if key == "hgrn2":
+        for attach in (Adapted, lambda module: module.register_forward_hook(print) and module):
+            broken = deepcopy(model)
+            broken.model.layers[0].attn.o_proj = attach(broken.model.layers[0].attn.o_proj)
+            with refused:
+                broken(tokens[:, :9])
+    chosen = {name: linear for name, linear in linears(model).items() if key != "hgrn2" or not name.endswith("o_proj")}
+    for name, linear in chosen.items():
+        model.set_submodule(name, Adapted(linear))
+        with torch.no_grad():
+            merged.get_submodule(name).weight += model.get_submodule(name).beside.weight
+    torch.testing.assert_close(model(tokens).logits, merged(tokens).logits, rtol=0, atol=5e-5)
+    torch.testing.assert_close(token_losses(model, tokens, tokens), token_losses(merged, tokens, tokens), rtol=0, atol=5e-5)
+    expected = merged(tokens).logits
+    for name in chosen:
+        merged.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
+    torch.testing.assert_close(merged(tokens).logits, expected, rtol=0, atol=2e-5)
+    assert called == set(chosen)
+
+
 def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
     expected = model(tokens).logits
     model.save_pretrained(tmp_path)
@@ -252,6 +350,16 @@ def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):
     half = load_model(tmp_path, dtype=torch.bfloat16)
     assert half.get_output_embeddings().weight.dtype == torch.bfloat16
     assert (half(tokens).logits.float() - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+@pytest.mark.parametrize("key", ["transformer_llama"])
+def test_an_export_takes_any_length(key, model, tokens):
+    """Attention over a whole text, without gates."""
+    lengths = {"input_ids": {1: torch.export.Dim("tokens", min=2, max=4096)}}
+    with torch.no_grad():
+        exported = torch.export.export(model, (tokens[:, :9].clone(),), dynamic_shapes=lengths, strict=False).module()
+        for length in (9, 40):
+            torch.testing.assert_close(exported(tokens[:, :length]).logits, model(tokens[:, :length]).logits)
 
 
 def test_pickling_keeps_the_logits(model, tokens):

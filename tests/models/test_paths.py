@@ -1,6 +1,7 @@
 """Paths that attention takes and what it hands on, losses of models that are not ours, and errors of loading, by hand."""
 
 import contextlib
+import copy
 import json
 import math
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from models import build, loss
+from models.backbone import RMSNorm
 from models.build import build_model
 from models.forgetting_transformer import module as attention
 from models.forgetting_transformer.module import ForgettingAttention, HeadNorm, _softmax_attention
@@ -128,6 +130,13 @@ def test_a_head_is_normed_with_its_own_epsilon():
     assert (own.q_norm.eps, own.k_norm.eps, own.output_norm.eps) == (1e-5, 1e-5, 0.25)
     assert own.q_norm.weight.shape == (32,) and own.output_norm.weight.shape == (64,)
     assert layer(qk_norm=True, qk_norm_share_param_across_head=False).k_norm.weight.shape == (64,)
+
+
+def test_a_norm_rounds_no_double_and_needs_no_memory():
+    norm, x = RMSNorm(8, 1e-5), torch.randn(3, 8)
+    double = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    assert torch.allclose(copy.deepcopy(norm).double()(x.double()), double, rtol=0, atol=1e-14)
+    assert norm.to("meta")(x.to("meta")).shape == (3, 8), "where there is no autocast"
 
 
 @pytest.mark.parametrize("gate", ["fixed", "bias_only", "full"])
