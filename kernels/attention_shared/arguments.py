@@ -103,6 +103,12 @@ def first_key_within(batch: int, position_T: Tensor, seq_start_B: Tensor | None,
     return first_BT
 
 
+def zero_padding(v_BTGD: Tensor, seq_start_B: Tensor) -> Tensor:
+    """Replace values before each sequence's start by 0: a weight of 0 does not hide NaN or infinity."""
+    position_T = torch.arange(v_BTGD.shape[1], device=v_BTGD.device)
+    return v_BTGD.masked_fill((position_T < seq_start_B[:, None])[..., None, None], 0.0)
+
+
 def schema(options: type) -> str:
     """Return the fields of a NamedTuple in PyTorch's language for the schemas of operators."""
     return ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(options).items())

@@ -6,7 +6,7 @@ Shapes: B batch, T keys, H query heads, Hkv key heads, D head dimension."""
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
+from ..attention_shared.arguments import check_limits, check_tensors, pick_backend, zero_padding
 from ..attention_shared.running_sums import running_sums
 from .pruning.threshold import resolve_threshold
 from .visibility import CUT_LOG_GATE
@@ -204,10 +204,12 @@ def _plain(
     hidden_BHT = decay_BHT < limit
     if length is not None:
         hidden_BHT = hidden_BHT | (position_T >= length)
+        v = v.masked_fill((position_T >= length)[:, None, None], 0.0)  # it may hold anything, and 0 x NaN is NaN
     if window_size is not None:
         hidden_BHT = hidden_BHT | (position_T < T - window_size)
     if seq_start is not None:
         hidden_BHT = hidden_BHT | (position_T < seq_start[:, None, None])
+        v = zero_padding(v, seq_start)
     x_BHT = torch.einsum("bgrd,btgd->bgrt", q_BGRD, k.to(dtype)).flatten(1, 2) * scale + decay_BHT
     p_BHT = x_BHT.masked_fill(hidden_BHT, -torch.inf).softmax(-1).masked_fill(hidden_BHT, 0.0)  # all hidden: NaN before
     o_BGRD = torch.einsum("bgrt,btgd->bgrd", p_BHT.unflatten(1, (key_heads, -1)), v.to(dtype))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
+from ..attention_shared.arguments import check_limits, check_tensors, pick_backend, zero_padding
 from .autograd import DirectAttention, attend
 from .options import Options
 from .pruning.threshold import LOG_TOLERANCE, first_kept_key, resolve_threshold
@@ -35,7 +35,8 @@ def forgetting_attention(
     Args:
         q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64
             too on CPU, pruned or not). Any strides; only the last dimension should be contiguous to avoid a copy.
-        k, v: (B, T, Hkv, D), H a multiple of Hkv.
+        k, v: (B, T, Hkv, D), H a multiple of Hkv. A NaN or infinity in v may reach queries that do not see it (0 x NaN
+            is NaN), from before `seq_start` by "triton" alone.
         log_fgate: (B, T, H) float32, log of the forget gates, <= 0. -inf (or anything below -2000) cuts the sequence exactly.
         scale: factor of the logits, D**-0.5 by default.
         adaptive_threshold: adaptive computation pruning. Tiles of 128 x 128 whose every D lies below it are skipped. A float, a
@@ -79,6 +80,8 @@ def forgetting_attention(
     adaptive_threshold = "auto" if rule == "tight" else adaptive_threshold
     threshold = None if tight else resolve_threshold(adaptive_threshold, q, k, scale, log_tolerance)
     tolerance = log_tolerance if tight else None
+    if seq_start is not None and backend != "triton":
+        v = zero_padding(v, seq_start)
     options = Options(threshold, tolerance, seq_start, cu_seqlens, window_size, scale, deterministic, backend)
     if backend == "reference":
         check_values(log_fgate, seq_start, cu_seqlens)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
+from ..attention_shared.arguments import check_limits, check_tensors, pick_backend, zero_padding
 from .autograd import Options, attend
 from .reference import reference_attention
 from .visibility import first_visible_key
@@ -30,7 +30,8 @@ def stick_breaking_attention(
     Args:
         q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64
             too on CPU). Any strides; only the last dimension should be contiguous to avoid a copy.
-        k, v: (B, T, Hkv, D), H a multiple of Hkv.
+        k, v: (B, T, Hkv, D), H a multiple of Hkv. A NaN or infinity in v may reach queries that do not see it (0 x NaN
+            is NaN), from before `seq_start` by "triton" alone.
         scale: factor of the logits, D**-0.5 by default.
         attend_current: a query sees the key at its own position too. Without it the first query sees nothing.
         seq_start: (B,) integers, first real position of each left-padded sequence.
@@ -53,6 +54,8 @@ def stick_breaking_attention(
     check_limits(q, k, seq_start, cu_seqlens, None)
     backend = pick_backend(backend, q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if seq_start is not None and backend != "triton":
+        v = zero_padding(v, seq_start)
     if backend == "reference":
         first_key = first_visible_key(q.shape[0], q.shape[1], k.shape[1], seq_start, cu_seqlens)
         return reference_attention(q, k, v, scale=scale, attend_current=attend_current, first_key_BQ=first_key)

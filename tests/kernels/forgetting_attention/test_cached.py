@@ -50,9 +50,11 @@ def compare_with_oracle(backend: str, dtype: torch.dtype, tolerance: float, devi
         for threshold in (None, -0.2, torch.tensor([-3.0, -0.1]).repeat(H // 2)):
             for limits in LIMITS if T > 1 else LIMITS[:1]:
                 wanted = expected([*case, log_fgate], threshold, limits.get("seq_start"), limits.get("window_size"))
+                padded_BT = torch.arange(T) < limits.get("seq_start", torch.zeros(2))[:, None]  # these may hold anything
+                held = [x.masked_fill(padded_BT[..., None, None], torch.nan) for x in case[1:]]
                 given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in limits.items()}
                 level = threshold.to(device) if isinstance(threshold, Tensor) else threshold
-                moved = [x.to(device) for x in (*case, sums)]
+                moved = [x.to(device) for x in (case[0], *held, sums)]
                 found = forgetting_attention_cached(*moved, adaptive_threshold=level, backend=backend, **given)
                 assert found.dtype == dtype
                 error = (found.cpu().double() - wanted).abs().max().item()
@@ -60,7 +62,8 @@ def compare_with_oracle(backend: str, dtype: torch.dtype, tolerance: float, devi
                 if "window_size" in limits:
                     continue
                 length = torch.tensor([T], dtype=torch.int32, device=device)
-                roomy = [moved[0], *(torch.cat([x, x.new_zeros(x.shape[0], 300, *x.shape[2:])], 1) for x in moved[1:])]
+                free = lambda x: x.new_full((x.shape[0], 300, *x.shape[2:]), torch.nan)  # noqa: E731
+                roomy = [moved[0], *(torch.cat([x, free(x)], 1) for x in moved[1:])]
                 same = forgetting_attention_cached(*roomy, adaptive_threshold=level, length=length, backend=backend, **given)
                 error = (same.cpu().double() - wanted).abs().max().item()
                 assert error <= tolerance * max(1.0, wanted.abs().max().item()), (gates, threshold, limits, error, "room")

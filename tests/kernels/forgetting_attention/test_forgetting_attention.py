@@ -115,6 +115,16 @@ def test_left_padding_equals_the_unpadded_sequence_and_ignores_nan_free_padding(
     assert bool((o[1, :33] == 0).all())
 
 
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+def test_values_of_padding_may_be_anything(backend: str) -> None:
+    """The row beside has none, so that a block of queries reads them."""
+    case = make_case("mixture", 2, 70, 90, 2, 1, 16, torch.float32)
+    attention = partial(forgetting_attention, seq_start=torch.tensor([0, 33]), backend=backend)
+    expected = output_and_gradients(attention, case)
+    case.v[1, :20], case.v[1, 20:33] = torch.nan, torch.inf
+    assert all(torch.equal(x, y) for x, y in zip(output_and_gradients(attention, case), expected, strict=True))
+
+
 # Identities of claims.md, section H.
 
 
