@@ -12,6 +12,19 @@ BACKENDS = ("auto", "triton", "chunked", "reference")
 _KINDS = {Tensor | None: "Tensor?", float | None: "float?", int | None: "SymInt?", float: "float", bool: "bool", str: "str"}
 
 
+def autocasts(device_type: str) -> bool:
+    """Tell whether autocast is on, which not every kind of device knows."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Round to autocast's dtype where it is on; float64 and integers stay, as in PyTorch's own attention."""
+    if not autocasts(tensors[0].device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Check shapes, dtypes and devices. Each is asked for once: that is what takes time in short calls."""
     q_shape, k_shape, v_shape, dtype, device = q.shape, k.shape, v.shape, q.dtype, q.device

@@ -6,7 +6,7 @@ Shapes: B batch, T keys, H query heads, Hkv key heads, D head dimension."""
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors, pick_backend, zero_padding
+from ..attention_shared.arguments import as_autocast, check_limits, check_tensors, pick_backend, zero_padding
 from ..attention_shared.running_sums import running_sums
 from .pruning.threshold import resolve_threshold
 from .visibility import CUT_LOG_GATE
@@ -61,9 +61,7 @@ def forgetting_attention_cached(
 
     Raises:
         ValueError: more than one query, a bad shape, dtype, device or option."""
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
+    q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     if q.shape[1] != 1:
         raise ValueError(f"q has {q.shape[1]} positions; only the newest attends over a cache here.")
@@ -121,9 +119,7 @@ def forgetting_attention_listed(
 
     Raises:
         ValueError: a bad shape, dtype, device or option."""
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
+    q, k, v = as_autocast(q, k, v)
     N, S = len(q), len(k)
     q, k, v = q[:, None, None], *(x[None, :, None].expand(N, -1, 1, -1) for x in (k, v))
     check_tensors(q, k, v)

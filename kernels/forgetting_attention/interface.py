@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors, pick_backend, zero_padding
+from ..attention_shared.arguments import as_autocast, autocasts, check_limits, check_tensors, pick_backend, zero_padding
 from .autograd import DirectAttention, attend
 from .options import Options
 from .pruning.threshold import LOG_TOLERANCE, first_kept_key, resolve_threshold
@@ -61,10 +61,9 @@ def forgetting_attention(
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
             FORGETTING_ATTENTION_CHECK_VALUES=1 to have values on a GPU looked at too. Under torch.compile the same, but for the
             values of a tensor `adaptive_threshold`."""
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
-        log_fgate = log_fgate.float()
+    if autocasts(q.device.type):
+        q, k, v = as_autocast(q, k, v)
+        log_fgate = log_fgate.to(torch.promote_types(q.dtype, torch.float32))
     check_tensors(q, k, v)
     check_gates(q, k, log_fgate)
     if seq_start is not None or cu_seqlens is not None or window_size is not None:
@@ -87,7 +86,7 @@ def forgetting_attention(
         check_values(log_fgate, seq_start, cu_seqlens)
         first_key = first_kept_key(q, k, log_fgate, cumulative_log_gate(log_fgate.detach()), options)
         return reference_attention(q, k, v, log_fgate, scale=scale, first_key_BHQ=first_key)
-    traced = torch.compiler.is_compiling() or type(q) is not Tensor
+    traced = torch.compiler.is_compiling() or type(q) is not Tensor or q.is_meta
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, log_fgate))
     if backend == "triton" and q.shape[1] == 1 and cu_seqlens is None and not differentiated:
         from .portable.decode import decode, triton_decode  # imports triton, which machines without a GPU need not have

@@ -1,9 +1,8 @@
 """The public function: checks its arguments, turns every option into the first visible key, picks a backend."""
 
-import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors, pick_backend, zero_padding
+from ..attention_shared.arguments import as_autocast, check_limits, check_tensors, pick_backend, zero_padding
 from .autograd import Options, attend
 from .reference import reference_attention
 from .visibility import first_visible_key
@@ -47,9 +46,7 @@ def stick_breaking_attention(
     Raises:
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
             STICK_BREAKING_CHECK_VALUES=1 to have values on a GPU looked at too."""
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
+    q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     check_limits(q, k, seq_start, cu_seqlens, None)
     backend = pick_backend(backend, q)
