@@ -9,6 +9,7 @@ from torch import Tensor
 from ..attention_shared.arguments import as_autocast, check_limits, check_tensors, pick_backend, zero_padding
 from ..attention_shared.running_sums import running_sums
 from .pruning.threshold import resolve_threshold
+from .validation import check_segments, check_threshold
 from .visibility import CUT_LOG_GATE
 
 
@@ -118,7 +119,7 @@ def forgetting_attention_listed(
         (N, D) in q's dtype (the autocast dtype under autocast).
 
     Raises:
-        ValueError: a bad shape, dtype, device or option."""
+        ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value."""
     q, k, v = as_autocast(q, k, v)
     N, S = len(q), len(k)
     q, k, v = q[:, None, None], *(x[None, :, None].expand(N, -1, 1, -1) for x in (k, v))
@@ -132,6 +133,10 @@ def forgetting_attention_listed(
             raise ValueError(f"{name} is {what}; it must be {shape} {dtype} on q's device, {q.device}.")
     if not 1 <= most <= S:
         raise ValueError(f"most is {most}; it must be in 1..{S}, the places of the list.")
+    if type(q) is Tensor and not torch.compiler.is_compiling():
+        check_segments(first, length, most, S)
+        if adaptive_threshold is not None:
+            check_threshold(adaptive_threshold)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
     if pick_backend(backend, q) != "triton":

@@ -109,6 +109,10 @@ def test_the_kernel_over_a_list_equals_the_oracle(dtype: torch.dtype, tolerance:
     compare_lists("triton", dtype, tolerance, "cuda")
 
 
+def of(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
 @pytest.mark.parametrize(("changes", "words"), [
     (dict(q=torch.zeros(2, 9)), "head dimension 9"), (dict(v=torch.zeros(8, 16)), "v has shape"),
     (dict(gate_sum=torch.zeros(9)), r"gate_sum is \(9,\) torch.float32 on cpu; it must be \(9,\) torch.float64"),
@@ -116,12 +120,19 @@ def test_the_kernel_over_a_list_equals_the_oracle(dtype: torch.dtype, tolerance:
     (dict(length=torch.ones(2)), "length is"), (dict(length=torch.ones(2, dtype=torch.int32, device="meta")), "on meta"),
     (dict(adaptive_threshold=torch.zeros(2).double()), "adaptive_threshold is"), (dict(backend="fast"), "backend"),
     (dict(most=10), r"most is 10; it must be in 1\.\.9"), (dict(most=0), "most is 0"),
+    (dict(first=of(4, 0)), r"first is \[4, 0\] and length \[3, 5\]; segments of 1\.\.5 keys must follow .* the 9 places"),
+    (dict(length=of(0, 5)), r"length \[0, 5\]"), (dict(length=of(3, 6), most=9), r"length \[3, 6\]"),
+    (dict(first=of(-1, 4)), r"first is \[-1, 4\]"), (dict(first=of(0, 2)), r"first is \[0, 2\]"),
+    (dict(most=4), r"1\.\.4 keys"),
+    (dict(adaptive_threshold=torch.tensor([-1.0, 0.5])), r"adaptive_threshold reaches 0\.5"),
+    (dict(adaptive_threshold=torch.full((2,), torch.nan)), "adaptive_threshold reaches inf"),
 ])  # fmt: skip
 def test_mistakes_of_a_list_are_named(changes: dict[str, object], words: str) -> None:
-    first, length = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([3, 5], dtype=torch.int32)
     given = dict(q=torch.zeros(2, 16), k=torch.zeros(9, 16), v=torch.zeros(9, 16), gate_sum=torch.zeros(9).double(), most=5)
+    given |= dict(first=of(0, 4), length=of(3, 5))
+    forgetting_attention_listed(**given)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=words):
-        forgetting_attention_listed(**{**given, "first": first, "length": length, **changes})  # type: ignore[arg-type]
+        forgetting_attention_listed(**{**given, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 4e-3)])
