@@ -9,14 +9,18 @@ from torch import Tensor
 from ..attention_shared.arguments import as_autocast, check_limits, check_tensors, pick_backend, zero_padding
 from ..attention_shared.running_sums import running_sums
 from .pruning.threshold import resolve_threshold
-from .validation import check_segments, check_threshold
+from .validation import check_segments, check_threshold, check_values
 from .visibility import CUT_LOG_GATE
 
 
 def sum_log_gates(log_fgate: Tensor, before: Tensor | None = None) -> Tensor:
     """Return the running sums of log gates (B, T, H) as float64, going on from the sum (B, 1, H) of the token before, if any.
 
-    A gate that cuts the sequence, below -2000, counts as -4000: a finite number that hides all keys before it."""
+    A gate that cuts the sequence, below -2000, counts as -4000: a finite number that hides all keys before it.
+
+    ValueError: a gate above 0 or NaN, where looking costs no device synchronisation."""
+    if type(log_fgate) is Tensor and not torch.compiler.is_compiling():
+        check_values(log_fgate, None, None)
     return running_sums(log_fgate.clamp(min=2 * CUT_LOG_GATE), before)
 
 

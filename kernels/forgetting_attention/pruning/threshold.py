@@ -86,7 +86,10 @@ def pruned_tile_share(
     The kernels' own tiling by default; a smaller `tile` gives the statistic at another granularity."""
     B, T, H = log_fgate.shape
     Q = T if num_queries is None else num_queries
+    if not 1 <= Q <= T:
+        raise ValueError(f"num_queries is {Q}; it must be in 1..{T}, the tokens of log_fgate.")
     threshold_BH = torch.as_tensor(adaptive_threshold, dtype=torch.float32, device=log_fgate.device).expand(B, H)
+    check_threshold(threshold_BH)
     pruned_BHM = pruned_tiles(cumulative_log_gate(log_fgate.detach()), Q, threshold_BH, tile)
     return share_of_tiles(pruned_BHM, Q, T, tile)
 

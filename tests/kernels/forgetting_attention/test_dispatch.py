@@ -280,3 +280,7 @@ def test_sums_by_hand():
     assert sum_log_gates(gates[:, :1], before).flatten().tolist() == [9] and sum_log_gates(gates[:, :1]).item() == -1
     assert gates_of_sums(sum_log_gates(gates)).flatten().tolist() == [0, -2, -4000, -3]
     assert cached.CUT_LOG_GATE == -2000
+    assert sum_log_gates(gates[:, :0]).shape == sum_log_gates(gates[:, :0], before).shape == (1, 0, 1)
+    for wrong, worst in ((0.5, "0.5"), (math.nan, "inf")):
+        with pytest.raises(ValueError, match=f"log_fgate reaches {worst} .* log gates must be <= 0"):
+            sum_log_gates(torch.where(gates == -1, wrong, gates))

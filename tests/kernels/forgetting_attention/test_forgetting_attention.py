@@ -462,6 +462,16 @@ def test_bad_input_is_named(message: str, change: dict[str, object]) -> None:
         forgetting_attention(**{**arguments, **change})  # type: ignore[arg-type]
 
 
+def test_shares_of_nothing_are_refused() -> None:
+    gates = torch.full((1, 300, 2), -1.0)
+    for level, words in ((5.0, "adaptive_threshold reaches 5.0"), (torch.tensor([torch.nan, -1.0]), "adaptive_threshold")):
+        with pytest.raises(ValueError, match=words):
+            pruned_tile_share(gates, level)
+    for queries in (0, -1, 301):
+        with pytest.raises(ValueError, match=rf"num_queries is {queries}; it must be in 1\.\.300"):
+            pruned_tile_share(gates, -5.0, num_queries=queries)
+
+
 def test_packed_boundaries_out_of_range_are_named() -> None:
     q = torch.zeros(1, 8, 2, 16)
     with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 9\]"):
