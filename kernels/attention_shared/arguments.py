@@ -1,5 +1,6 @@
 """Arguments of every attention operator: their checks, the keys that they hide, and how a custom operator describes them."""
 
+import math
 import os
 from typing import get_type_hints
 
@@ -23,6 +24,25 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+def resolve_scale(scale: float | None, head_dim: int) -> float:
+    """Return the factor of the logits: a finite number, of which nobody expects a gradient."""
+    if scale is None:
+        return float(head_dim**-0.5)
+    if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():
+        raise ValueError("scale requires a gradient, which it does not get: multiply q by it and give scale=1.0.")
+    scale = float(scale)
+    if not -math.inf < scale < math.inf:
+        raise ValueError(f"scale is {scale}; it must be finite.")
+    return scale
+
+
+def check_types(**tensors: Tensor | None) -> None:
+    """Check that all that are given are tensors."""
+    for name, x in tensors.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"{name} is of type {type(x).__name__}; it must be a torch.Tensor.")
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -66,6 +86,7 @@ def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Ten
     B, Q = q.shape[:2]
     T = k.shape[1]
     integers = (torch.int32, torch.int64)
+    check_types(seq_start=seq_start, cu_seqlens=cu_seqlens)
     if seq_start is not None and (seq_start.shape != (B,) or seq_start.dtype not in integers):
         raise ValueError(f"seq_start is {tuple(seq_start.shape)} {seq_start.dtype}; it must be ({B},) int32 or int64.")
     if cu_seqlens is not None:
@@ -77,7 +98,7 @@ def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Ten
     for name, tensor in (("seq_start", seq_start), ("cu_seqlens", cu_seqlens)):
         if tensor is not None and tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}; it must be on q's device, {q.device}.")
-    if window_size is not None and (not isinstance(window_size, int) or window_size < 1):
+    if isinstance(window_size, bool) or (window_size is not None and (not isinstance(window_size, int) or window_size < 1)):
         raise ValueError(f"window_size is {window_size!r}; it must be None or an integer >= 1.")
 
 

@@ -6,7 +6,15 @@ Shapes: B batch, T keys, H query heads, Hkv key heads, D head dimension."""
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import as_autocast, check_limits, check_tensors, pick_backend, zero_padding
+from ..attention_shared.arguments import (
+    as_autocast,
+    check_limits,
+    check_tensors,
+    check_types,
+    pick_backend,
+    resolve_scale,
+    zero_padding,
+)
 from ..attention_shared.running_sums import running_sums
 from .pruning.threshold import resolve_threshold
 from .validation import check_segments, check_threshold, check_values
@@ -66,6 +74,7 @@ def forgetting_attention_cached(
 
     Raises:
         ValueError: more than one query, a bad shape, dtype, device or option."""
+    check_types(q=q, k=k, v=v, gate_sum=gate_sum, length=length)
     q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     if q.shape[1] != 1:
@@ -81,7 +90,7 @@ def forgetting_attention_cached(
     if length is not None:
         _check_length(length, q, k.shape[1], window_size)
     backend = pick_backend(backend, q)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolve_scale(scale, q.shape[-1])
     q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
     threshold = resolve_threshold(adaptive_threshold, q, k, scale)
     if backend != "triton":
@@ -124,6 +133,7 @@ def forgetting_attention_listed(
 
     Raises:
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value."""
+    check_types(q=q, k=k, v=v, gate_sum=gate_sum, first=first, length=length, adaptive_threshold=adaptive_threshold)
     q, k, v = as_autocast(q, k, v)
     N, S = len(q), len(k)
     q, k, v = q[:, None, None], *(x[None, :, None].expand(N, -1, 1, -1) for x in (k, v))
@@ -141,7 +151,7 @@ def forgetting_attention_listed(
         check_segments(first, length, most, S)
         if adaptive_threshold is not None:
             check_threshold(adaptive_threshold)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolve_scale(scale, q.shape[-1])
     q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
     if pick_backend(backend, q) != "triton":
         return _plain_list(q[:, 0, 0], k[0, :, 0], v[0, :, 0], gate_sum, first, length, adaptive_threshold, scale)

@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import as_autocast, autocasts, check_limits, check_tensors, pick_backend, zero_padding
+from ..attention_shared.arguments import (
+    as_autocast,
+    autocasts,
+    check_limits,
+    check_tensors,
+    check_types,
+    pick_backend,
+    resolve_scale,
+    zero_padding,
+)
 from .autograd import DirectAttention, attend
 from .options import Options
 from .pruning.threshold import LOG_TOLERANCE, first_kept_key, resolve_threshold
@@ -61,6 +70,7 @@ def forgetting_attention(
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
             FORGETTING_ATTENTION_CHECK_VALUES=1 to have values on a GPU looked at too. Under torch.compile the same, but for the
             values of a tensor `adaptive_threshold`."""
+    check_types(q=q, k=k, v=v, log_fgate=log_fgate)
     if autocasts(q.device.type):
         q, k, v = as_autocast(q, k, v)
         log_fgate = log_fgate.to(torch.promote_types(q.dtype, torch.float32))
@@ -71,7 +81,7 @@ def forgetting_attention(
         # Kernels read them without strides.
         seq_start, cu_seqlens = (None if x is None else x.contiguous() for x in (seq_start, cu_seqlens))
     backend = pick_backend(backend, q)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolve_scale(scale, q.shape[-1])
     rule = adaptive_threshold if isinstance(adaptive_threshold, str) else None
     if rule and not log_tolerance < 0:
         raise ValueError(f"log_tolerance is {log_tolerance}; it is the log of a share of the probability, below 0.")

@@ -2,7 +2,15 @@
 
 from torch import Tensor
 
-from ..attention_shared.arguments import as_autocast, check_limits, check_tensors, pick_backend, zero_padding
+from ..attention_shared.arguments import (
+    as_autocast,
+    check_limits,
+    check_tensors,
+    check_types,
+    pick_backend,
+    resolve_scale,
+    zero_padding,
+)
 from .autograd import Options, attend
 from .reference import reference_attention
 from .visibility import first_visible_key
@@ -46,11 +54,12 @@ def stick_breaking_attention(
     Raises:
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
             STICK_BREAKING_CHECK_VALUES=1 to have values on a GPU looked at too."""
+    check_types(q=q, k=k, v=v)
     q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     check_limits(q, k, seq_start, cu_seqlens, None)
     backend = pick_backend(backend, q)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolve_scale(scale, q.shape[-1])
     if seq_start is not None and backend != "triton":
         v = zero_padding(v, seq_start)
     if backend == "reference":

@@ -66,9 +66,14 @@ def resolve_threshold(
             return largest_product(q, k, -2.0 * abs(scale), float(pruning_threshold(0.0, k.shape[1], log_tolerance)))
         threshold = pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1], log_tolerance)
     if not isinstance(threshold, Tensor):
+        try:
+            threshold = float(threshold)
+        except TypeError:
+            rule = "it must be None, a float, a tensor, 'auto' or 'tight'"
+            raise ValueError(f"adaptive_threshold is {threshold!r}; {rule}.") from None
         if math.isnan(threshold) or threshold > 0:
             raise ValueError(f"adaptive_threshold is {threshold}; a threshold on D must be <= 0.")
-        return torch.full((B, H), float(threshold), device=q.device)
+        return torch.full((B, H), threshold, device=q.device)
     if threshold.dim() > 2 or any(n not in (1, m) for n, m in zip(threshold.shape[::-1], (H, B), strict=False)):
         raise ValueError(f"adaptive_threshold has shape {tuple(threshold.shape)}; it must broadcast to (B, H) = {(B, H)}.")
     if threshold.device != q.device and threshold.dim() > 0:

@@ -119,6 +119,7 @@ def of(*numbers: int) -> Tensor:
     (dict(first=torch.zeros(3, dtype=torch.int32)), r"first is \(3,\) torch.int32 on cpu; it must be \(2,\) torch.int32"),
     (dict(length=torch.ones(2)), "length is"), (dict(length=torch.ones(2, dtype=torch.int32, device="meta")), "on meta"),
     (dict(adaptive_threshold=torch.zeros(2).double()), "adaptive_threshold is"), (dict(backend="fast"), "backend"),
+    (dict(first=[0, 4]), "first is of type list; it must be a torch.Tensor"), (dict(scale=torch.inf), "scale is inf"),
     (dict(most=10), r"most is 10; it must be in 1\.\.9"), (dict(most=0), "most is 0"),
     (dict(first=of(4, 0)), r"first is \[4, 0\] and length \[3, 5\]; segments of 1\.\.5 keys must follow .* the 9 places"),
     (dict(length=of(0, 5)), r"length \[0, 5\]"), (dict(length=of(3, 6), most=9), r"length \[3, 6\]"),
@@ -206,6 +207,9 @@ def test_digits_are_kept_far_into_a_sequence() -> None:
         ({"length": torch.full((1,), 10, dtype=torch.int32)}, r"length is 10; it must be in 1\.\.9"),
         ({"length": torch.ones(1, dtype=torch.int32), "window_size": 3}, "no windows"),
         ({"backend": "fast"}, "backend"),
+        ({"gate_sum": [0.0]}, "gate_sum is of type list; it must be a torch.Tensor"),
+        ({"length": [3]}, "length is of type list"),
+        ({"scale": float("nan")}, "scale is nan"),
     ],
 )
 def test_mistakes_are_named(changes: dict[str, object], words: str) -> None:

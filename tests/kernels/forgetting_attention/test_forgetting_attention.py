@@ -451,6 +451,15 @@ def _bad_inputs() -> list[tuple[str, dict[str, object]]]:
         (r"adaptive_threshold reaches 5.0", {"adaptive_threshold": torch.tensor([-1.0, 5.0])}),
         (r"adaptive_threshold reaches inf", {"adaptive_threshold": torch.full((2, 2), float("nan"))}),
         (r"adaptive_threshold has shape \(3,\)", {"adaptive_threshold": torch.zeros(3)}),
+        (r"adaptive_threshold is \[-3.0, -4.0\]; it must be None, a float", {"adaptive_threshold": [-3.0, -4.0]}),
+        (r"q is of type ndarray; it must be a torch.Tensor", {"q": torch.zeros(2, 8, 2, 16).numpy()}),
+        (r"log_fgate is of type list", {"log_fgate": [0.0]}),
+        (r"seq_start is of type list; it must be a torch.Tensor", {"seq_start": [0, 1]}),
+        (r"cu_seqlens is of type list", {"cu_seqlens": [0, 8]}),
+        (r"window_size is True", {"window_size": True}),
+        (r"scale is nan; it must be finite", {"scale": float("nan")}),
+        (r"scale is -inf", {"scale": -float("inf")}),
+        (r"scale requires a gradient, .* multiply q by it", {"scale": torch.tensor(0.1, requires_grad=True)}),
     ]
 
 

@@ -249,6 +249,9 @@ def _bad_inputs() -> list[tuple[str, dict[str, object]]]:
         (r"cu_seqlens needs one packed sequence", {"cu_seqlens": torch.tensor([0, 8])}),
         (r"backend is 'cuda'", {"backend": "cuda"}),
         (r"backend 'triton' needs CUDA", {"backend": "triton"}),
+        (r"q is of type ndarray; it must be a torch.Tensor", {"q": torch.zeros(2, 8, 2, 16).numpy()}),
+        (r"seq_start is of type list", {"seq_start": [0, 1]}),
+        (r"scale is nan; it must be finite", {"scale": float("nan")}),
     ]
 
 
