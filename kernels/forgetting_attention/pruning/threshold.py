@@ -18,6 +18,9 @@ LOG_TOLERANCE = -10.0
 
 def pruning_threshold(logit_bound: Tensor | float, num_keys: int, log_tolerance: float = LOG_TOLERANCE) -> Tensor | float:
     """Return delta for logits within +-`logit_bound` (a float or a tensor broadcastable to (B, H)) over `num_keys` keys."""
+    if isinstance(logit_bound, Tensor) and torch.compiler.is_compiling():  # math.log would compile for each length
+        keys = torch.full((), num_keys, dtype=torch.float64, device=logit_bound.device)
+        return -2.0 * logit_bound - keys.log().to(logit_bound.dtype) + log_tolerance
     return -2.0 * logit_bound - math.log(num_keys) + log_tolerance
 
 
@@ -64,7 +67,8 @@ def resolve_threshold(
             from .norms import largest_product
 
             return largest_product(q, k, -2.0 * abs(scale), float(pruning_threshold(0.0, k.shape[1], log_tolerance)))
-        threshold = pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1], log_tolerance)
+        threshold = torch.as_tensor(pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1], log_tolerance))
+        return threshold.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # no bound, nothing is pruned
     if not isinstance(threshold, Tensor):
         try:
             threshold = float(threshold)

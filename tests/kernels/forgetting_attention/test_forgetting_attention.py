@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
 from kernels.forgetting_attention import (
@@ -331,6 +332,33 @@ def test_works_under_compile_checkpoint_and_autocast() -> None:
     )
     with torch.autocast("cpu", torch.bfloat16):
         assert forgetting_attention(*case[:4]).dtype == torch.bfloat16
+
+
+def test_bounds_compile_once_for_all_lengths() -> None:
+    """To the bit, for bounds of all heads and of one."""
+    q, k, v, log_fgate, _ = make_case("twenty", 1, 300, 300, 2, 2, 16, torch.float32)
+    bounds = torch.tensor([3.7, 0.1]), torch.tensor(3.7)
+
+    def function(*x: torch.Tensor) -> list[Any]:
+        o = forgetting_attention(*x, adaptive_threshold="auto")
+        return [o, *(pruning_threshold(bound, x[0].shape[1]) for bound in bounds)]
+
+    counter = CompileCounter()
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    for length in (299, 250, 131, 7):
+        given = [x[:, :length] for x in (q, k, v, log_fgate)]
+        assert all(torch.equal(x, y) for x, y in zip(compiled(*given), function(*given), strict=True))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+def test_without_a_bound_nothing_is_pruned(backend: str) -> None:
+    """A key that is no number: it is padding, or what sees it is no number either."""
+    q, k, v, log_fgate, _ = make_case("one", 2, 300, 300, 2, 1, 16, torch.float32)
+    k[0, 3], k[1, 299] = torch.nan, torch.nan
+    of = partial(forgetting_attention, q, k, v, log_fgate, seq_start=torch.tensor([10, 0]), backend=backend)
+    o = of(adaptive_threshold="auto")
+    assert torch.equal(o.nan_to_num(7.0), of().nan_to_num(7.0)) and bool(o[0].isfinite().all() & o[1, :299].isfinite().all())
 
 
 def test_operator_passes_opcheck() -> None:
