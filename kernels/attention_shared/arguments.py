@@ -108,8 +108,8 @@ def check_limit_values(num_keys: int, seq_start: Tensor | None, cu_seqlens: Tens
         raise ValueError(f"seq_start is {seq_start.tolist()}; every start must be in 0..{num_keys}.")
     if cu_seqlens is not None:
         steps = cu_seqlens.diff()
-        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != num_keys or not bool((steps > 0).all()):
-            raise ValueError(f"cu_seqlens is {cu_seqlens.tolist()}; it must rise strictly from 0 to {num_keys}.")
+        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != num_keys or not bool((steps >= 0).all()):
+            raise ValueError(f"cu_seqlens is {cu_seqlens.tolist()}; it must rise from 0 to {num_keys}.")
 
 
 def pick_backend(backend: str, q: Tensor) -> str:

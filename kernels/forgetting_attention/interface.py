@@ -55,7 +55,8 @@ def forgetting_attention(
             `qk_norm_logit_bound`.
         log_tolerance: log of the probability that a row may lose to "auto" and "tight", below 0.
         seq_start: (B,) integers, first real position of each left-padded sequence. Padded queries give 0.
-        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q == T.
+        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one, some
+            perhaps empty; needs Q == T.
         window_size: a query sees only its last `window_size` keys, itself included.
         deterministic: gradients equal bit by bit from run to run. Outputs always are, and gradients of every path but one: on
             compute capability 9.0, in 16 bits with D of 64 or 128 and Hkv == H, False adds dQ and the gates' gradients up in no

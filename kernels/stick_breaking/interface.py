@@ -42,7 +42,8 @@ def stick_breaking_attention(
         scale: factor of the logits, D**-0.5 by default.
         attend_current: a query sees the key at its own position too. Without it the first query sees nothing.
         seq_start: (B,) integers, first real position of each left-padded sequence.
-        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q == T.
+        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one, some
+            perhaps empty; needs Q == T.
         backend: "triton", "chunked" (PyTorch in blocks of queries), "reference" (`reference_attention`, memory quadratic in T),
             or "auto": triton for CUDA tensors, chunked for others.
 

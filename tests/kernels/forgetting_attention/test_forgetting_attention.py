@@ -107,6 +107,10 @@ def test_packed_documents_equal_separate_ones() -> None:
     packed = forgetting_attention(*case[:4], cu_seqlens=torch.tensor([0, 40, 41, 150]))
     parts = [forgetting_attention(*(x[:, a:b] for x in case[:4])) for a, b in ((0, 40), (40, 41), (41, 150))]
     torch.testing.assert_close(packed, torch.cat(parts, dim=1))
+    empty_too = torch.tensor([0, 0, 40, 41, 41, 41, 150, 150])
+    for backend in ("chunked", "reference"):
+        found = forgetting_attention(*case[:4], cu_seqlens=empty_too, backend=backend)
+        torch.testing.assert_close(found, packed)
 
 
 def test_left_padding_equals_the_unpadded_sequence_and_ignores_nan_free_padding() -> None:

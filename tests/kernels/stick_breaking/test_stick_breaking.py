@@ -141,6 +141,9 @@ def test_packed_documents_equal_separate_ones() -> None:
     case = make_case("long", 1, 150, 150, 2, 2, 16, torch.float32)
     boundaries = torch.tensor([0, 40, 41, 150])
     packed = output_and_gradients(lambda *x: stick_breaking_attention(*x, cu_seqlens=boundaries), case)
+    empty_too = torch.tensor([0, 0, 40, 41, 41, 41, 150, 150])
+    same = output_and_gradients(lambda *x: stick_breaking_attention(*x, cu_seqlens=empty_too), case)
+    assert all(torch.equal(x, y) for x, y in zip(packed, same, strict=True))
     parts = [
         output_and_gradients(stick_breaking_attention, Case(*(x[:, a:b] for x in case)))
         for a, b in itertools.pairwise(boundaries)
