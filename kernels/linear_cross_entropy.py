@@ -18,10 +18,12 @@ _CHUNK_CUDA = 2**28
 _CHUNK_CPU = 2**21
 # 16-bit logits kept for the backward pass, in numbers: those of 85 thousand tokens with GPT-2's vocabulary.
 _KEPT = 2**32
+_IGNORED = -100
 
 
 def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor) -> Tensor:
-    """Compute the cross-entropy (N,), nats in fp32, of logits hidden @ weight.T against targets, differentiable in both."""
+    """Compute the cross-entropy (N,), nats in fp32, of logits hidden @ weight.T against targets, differentiable in both. A
+    target of -100, as in PyTorch, counts for nothing: its loss is 0."""
     (hidden_Nd,) = as_autocast(hidden_Nd)
     budget = (_CHUNK_CUDA if hidden_Nd.is_cuda else _CHUNK_CPU) // weight_Vd.shape[0]
     chunk = max(64, 1 << max(0, budget.bit_length() - 1))  # a power of two, so that most lengths give equal chunks
@@ -32,7 +34,9 @@ def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor
         from kernels.linear_cross_entropy_triton import FusedLinearCrossEntropy
 
         function = FusedLinearCrossEntropy
-    return function.apply(hidden_Nd, weight_Vd, targets_N, chunk, kept)
+    ignored_N = targets_N == _IGNORED
+    losses_N = function.apply(hidden_Nd, weight_Vd, targets_N.masked_fill(ignored_N, 0), chunk, kept)
+    return losses_N.masked_fill(ignored_N, 0.0)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
