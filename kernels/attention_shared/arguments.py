@@ -125,6 +125,12 @@ def pick_backend(backend: str, q: Tensor) -> str:
     return backend
 
 
+def refuse_transforms() -> None:
+    """Refuse to compute under torch.func, which sees through plain PyTorch alone."""
+    if torch._C._are_functorch_transforms_active():
+        raise ValueError("grad, vmap, jvp and their like of torch.func need backend='reference'.")
+
+
 def first_key_within(batch: int, position_T: Tensor, seq_start_B: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
     """Find the first key of each position's document behind the padding, int32 (B, T), non-decreasing along T."""
     first_BT = torch.zeros_like(position_T).expand(batch, -1)

@@ -10,6 +10,7 @@ from ..attention_shared.arguments import (
     check_tensors,
     check_types,
     pick_backend,
+    refuse_transforms,
     resolve_scale,
     zero_padding,
 )
@@ -98,6 +99,8 @@ def forgetting_attention(
         first_key = first_kept_key(q, k, log_fgate, cumulative_log_gate(log_fgate.detach()), options)
         return reference_attention(q, k, v, log_fgate, scale=scale, first_key_BHQ=first_key)
     traced = torch.compiler.is_compiling() or type(q) is not Tensor or q.is_meta
+    if not traced:
+        refuse_transforms()
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, log_fgate))
     if backend == "triton" and q.shape[1] == 1 and cu_seqlens is None and not differentiated:
         from .portable.decode import decode, triton_decode  # imports triton, which machines without a GPU need not have

@@ -44,7 +44,9 @@ def check_segments(first: Tensor, length: Tensor, most: int, places: int) -> Non
 
 
 def _may_look(values: Tensor) -> bool:
-    """True on a CPU; on a GPU only on request, as each look costs a synchronisation."""
+    """True on a CPU; on a GPU only on request, as a look costs a synchronisation. False under torch.func: vmap forbids it."""
+    if torch._C._are_functorch_transforms_active():
+        return False
     return values.device.type == "cpu" or os.environ.get(CHECK_VALUES_VARIABLE) == "1"
 
 

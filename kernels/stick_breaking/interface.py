@@ -1,5 +1,6 @@
 """The public function: checks its arguments, turns every option into the first visible key, picks a backend."""
 
+import torch
 from torch import Tensor
 
 from ..attention_shared.arguments import (
@@ -8,6 +9,7 @@ from ..attention_shared.arguments import (
     check_tensors,
     check_types,
     pick_backend,
+    refuse_transforms,
     resolve_scale,
     zero_padding,
 )
@@ -66,4 +68,6 @@ def stick_breaking_attention(
     if backend == "reference":
         first_key = first_visible_key(q.shape[0], q.shape[1], k.shape[1], seq_start, cu_seqlens)
         return reference_attention(q, k, v, scale=scale, attend_current=attend_current, first_key_BQ=first_key)
+    if not torch.compiler.is_compiling():
+        refuse_transforms()
     return attend(q, k, v, *Options(seq_start, cu_seqlens, scale, attend_current, backend))[:2]

@@ -1,4 +1,4 @@
-"""Doubles under autocast, and tensors without storage, in every operator."""
+"""Doubles under autocast, tensors without storage, and torch.func, in every operator."""
 
 from collections.abc import Callable
 
@@ -62,3 +62,33 @@ def test_recurrences_without_storage():
     flat = x.flatten(2)
     A, skip = torch.empty(H * D, 8, device="meta"), torch.empty(H * D, device="meta")
     assert selective_scan(flat, flat, A, q, q, skip)[0].shape == flat.shape
+
+
+@pytest.mark.parametrize("name", ["forgetting", "stick-breaking"])
+def test_transforms_need_the_reference(name):
+    x, g, n = inputs(torch.float32, "cpu")
+    x, way = x.detach(), torch.randn(B, T, H, D)
+    of = lambda y, **o: ATTENTION[name](y, g, n, **o)  # noqa: E731
+    calls = {
+        "grad": lambda **o: torch.func.grad(lambda y: of(y, **o).sum())(x),
+        "jvp": lambda **o: torch.func.jvp(lambda y: of(y, **o), (x,), (way,))[1],
+        "vmap": lambda **o: torch.func.vmap(lambda y: of(y, **o))(torch.stack([x, way])),
+    }
+    for call in calls.values():
+        with pytest.raises(ValueError, match=r"of torch\.func need backend='reference'"):
+            call()
+    y = x.clone().requires_grad_()
+    of(y).sum().backward()
+    torch.testing.assert_close(calls["grad"](backend="reference"), y.grad)
+    step = 1e-3
+    slope = (of((x + step * way).double()) - of((x - step * way).double())) / (2 * step)
+    torch.testing.assert_close(calls["jvp"](backend="reference").double(), slope, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(calls["vmap"](backend="reference"), torch.stack([of(x), of(way)]))
+
+
+def test_gates_are_mapped_too():
+    """Though their values cannot be looked at."""
+    x, g, _ = inputs(torch.float32, "cpu")
+    x, gates = x.detach(), torch.stack([g, 2 * g])
+    found = torch.func.vmap(lambda g: forgetting_attention(x, x, x, g, backend="reference"))(gates)
+    torch.testing.assert_close(found, torch.stack([forgetting_attention(x, x, x, g) for g in gates]))
