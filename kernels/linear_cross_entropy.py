@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.attention_shared.arguments import as_autocast
 from kernels.once_differentiable import once_differentiable
 
 # Logits held at a time, in numbers: large enough to fill a GPU, small enough for a CPU's cache.
@@ -17,13 +18,13 @@ _CHUNK_CUDA = 2**28
 _CHUNK_CPU = 2**21
 # 16-bit logits kept for the backward pass, in numbers: those of 85 thousand tokens with GPT-2's vocabulary.
 _KEPT = 2**32
+_IGNORED = -100
 
 
 def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor) -> Tensor:
-    """Compute the cross-entropy (N,), nats in fp32, of logits hidden @ weight.T against targets, differentiable in both."""
-    device = hidden_Nd.device.type
-    if torch.is_autocast_enabled(device):
-        hidden_Nd = hidden_Nd.to(torch.get_autocast_dtype(device))
+    """Compute the cross-entropy (N,), nats in fp32, of logits hidden @ weight.T against targets, differentiable in both. A
+    target of -100, as in PyTorch, counts for nothing: its loss is 0."""
+    (hidden_Nd,) = as_autocast(hidden_Nd)
     budget = (_CHUNK_CUDA if hidden_Nd.is_cuda else _CHUNK_CPU) // weight_Vd.shape[0]
     chunk = max(64, 1 << max(0, budget.bit_length() - 1))  # a power of two, so that most lengths give equal chunks
     wants_gradient = torch.is_grad_enabled() and (hidden_Nd.requires_grad or weight_Vd.requires_grad)
@@ -33,7 +34,9 @@ def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor
         from kernels.linear_cross_entropy_triton import FusedLinearCrossEntropy
 
         function = FusedLinearCrossEntropy
-    return function.apply(hidden_Nd, weight_Vd, targets_N, chunk, kept)
+    ignored_N = targets_N == _IGNORED
+    losses_N = function.apply(hidden_Nd, weight_Vd, targets_N.masked_fill(ignored_N, 0), chunk, kept)
+    return losses_N.masked_fill(ignored_N, 0.0)
 
 
 class LinearCrossEntropy(torch.autograd.Function):

@@ -27,7 +27,7 @@ def selective_scan(
     """Return y of x's shape and dtype, and the last h (B, C * N) in at least fp32, from which `state` goes on. dt >= 0 and A
     <= 0; all arithmetic is in at least fp32, on a GPU in fp32. Differentiable in all."""
     inputs = (x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
-    with torch.autocast(x_BTC.device.type, enabled=False):
+    with torch.autocast("cpu" if x_BTC.is_meta else x_BTC.device.type, enabled=False):
         if not x_BTC.is_cuda:
             return _segments(*inputs)
         return _Kernels.apply(*inputs) if torch.is_grad_enabled() else forward(*inputs, keep=False)[:2]

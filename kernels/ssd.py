@@ -32,7 +32,7 @@ def ssd(
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence on q, k (B, T, N), x (B, T, H, P), step and log_decay <= 0 (B, T, H) in at least fp32, skip (H,),
     state (B, H, N, P): output of x's shape and dtype, and the last state in at least fp32. Differentiable in all."""
-    with torch.autocast(x.device.type, enabled=False):
+    with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
         if x.shape[1] == 1 and not torch.is_grad_enabled():
             return _one_token(q, k, x, step, log_decay, skip, initial_state)
         if not (x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and (q.shape[-1], x.shape[-1]) == FUSED):

@@ -151,7 +151,7 @@ LIMITS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "window": (lambda n: check_limits(ONES, ONES, None, None, n), 1, 0),
     "low start": (lambda n: check_limit_values(4, torch.tensor([n]), None), 0, -1),
     "high start": (lambda n: check_limit_values(4, torch.tensor([n]), None), 4, 5),
-    "documents of a token": (lambda n: packed(0, n, 4), 1, 0),
+    "documents of no token": (lambda n: packed(0, 2, n, 4), 2, 1),
     "first document": (lambda n: packed(n, 2, 4), 0, 1),
     "last document": (lambda n: packed(0, 2, n), 4, 3),
     "queries of a text": (lambda n: forgetting_attention(ONES[:, :n], *[ONES[:, :3]] * 2, torch.zeros(1, 3, 1)), 3, 4),

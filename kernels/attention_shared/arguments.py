@@ -1,5 +1,6 @@
 """Arguments of every attention operator: their checks, the keys that they hide, and how a custom operator describes them."""
 
+import math
 import os
 from typing import get_type_hints
 
@@ -10,6 +11,38 @@ HEAD_DIMS = (16, 32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BACKENDS = ("auto", "triton", "chunked", "reference")
 _KINDS = {Tensor | None: "Tensor?", float | None: "float?", int | None: "SymInt?", float: "float", bool: "bool", str: "str"}
+
+
+def autocasts(device_type: str) -> bool:
+    """Tell whether autocast is on, which not every kind of device knows."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Round to autocast's dtype where it is on; float64 and integers stay, as in PyTorch's own attention."""
+    if not autocasts(tensors[0].device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+def resolve_scale(scale: float | None, head_dim: int) -> float:
+    """Return the factor of the logits: a finite number, of which nobody expects a gradient."""
+    if scale is None:
+        return float(head_dim**-0.5)
+    if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():
+        raise ValueError("scale requires a gradient, which it does not get: multiply q by it and give scale=1.0.")
+    scale = float(scale)
+    if not -math.inf < scale < math.inf:
+        raise ValueError(f"scale is {scale}; it must be finite.")
+    return scale
+
+
+def check_types(**tensors: Tensor | None) -> None:
+    """Check that all that are given are tensors."""
+    for name, x in tensors.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"{name} is of type {type(x).__name__}; it must be a torch.Tensor.")
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -53,6 +86,7 @@ def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Ten
     B, Q = q.shape[:2]
     T = k.shape[1]
     integers = (torch.int32, torch.int64)
+    check_types(seq_start=seq_start, cu_seqlens=cu_seqlens)
     if seq_start is not None and (seq_start.shape != (B,) or seq_start.dtype not in integers):
         raise ValueError(f"seq_start is {tuple(seq_start.shape)} {seq_start.dtype}; it must be ({B},) int32 or int64.")
     if cu_seqlens is not None:
@@ -64,7 +98,7 @@ def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Ten
     for name, tensor in (("seq_start", seq_start), ("cu_seqlens", cu_seqlens)):
         if tensor is not None and tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}; it must be on q's device, {q.device}.")
-    if window_size is not None and (not isinstance(window_size, int) or window_size < 1):
+    if isinstance(window_size, bool) or (window_size is not None and (not isinstance(window_size, int) or window_size < 1)):
         raise ValueError(f"window_size is {window_size!r}; it must be None or an integer >= 1.")
 
 
@@ -74,8 +108,8 @@ def check_limit_values(num_keys: int, seq_start: Tensor | None, cu_seqlens: Tens
         raise ValueError(f"seq_start is {seq_start.tolist()}; every start must be in 0..{num_keys}.")
     if cu_seqlens is not None:
         steps = cu_seqlens.diff()
-        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != num_keys or not bool((steps > 0).all()):
-            raise ValueError(f"cu_seqlens is {cu_seqlens.tolist()}; it must rise strictly from 0 to {num_keys}.")
+        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != num_keys or not bool((steps >= 0).all()):
+            raise ValueError(f"cu_seqlens is {cu_seqlens.tolist()}; it must rise from 0 to {num_keys}.")
 
 
 def pick_backend(backend: str, q: Tensor) -> str:
@@ -91,6 +125,12 @@ def pick_backend(backend: str, q: Tensor) -> str:
     return backend
 
 
+def refuse_transforms() -> None:
+    """Refuse to compute under torch.func, which sees through plain PyTorch alone."""
+    if torch._C._are_functorch_transforms_active():
+        raise ValueError("grad, vmap, jvp and their like of torch.func need backend='reference'.")
+
+
 def first_key_within(batch: int, position_T: Tensor, seq_start_B: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
     """Find the first key of each position's document behind the padding, int32 (B, T), non-decreasing along T."""
     first_BT = torch.zeros_like(position_T).expand(batch, -1)
@@ -101,6 +141,12 @@ def first_key_within(batch: int, position_T: Tensor, seq_start_B: Tensor | None,
     if seq_start_B is not None:
         first_BT = torch.maximum(first_BT, seq_start_B.to(torch.int32)[:, None])
     return first_BT
+
+
+def zero_padding(v_BTGD: Tensor, seq_start_B: Tensor) -> Tensor:
+    """Replace values before each sequence's start by 0: a weight of 0 does not hide NaN or infinity."""
+    position_T = torch.arange(v_BTGD.shape[1], device=v_BTGD.device)
+    return v_BTGD.masked_fill((position_T < seq_start_B[:, None])[..., None, None], 0.0)
 
 
 def schema(options: type) -> str:

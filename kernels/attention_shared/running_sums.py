@@ -12,7 +12,7 @@ def running_sums(x_BTH: Tensor, before_B1H: Tensor | None = None) -> Tensor:
     B, T, H = x_BTH.shape
     if T == 1 and before_B1H is not None:
         return before_B1H + x_BTH
-    tile = math.isqrt(T - 1) + 1  # products with ones, tile by tile
+    tile = math.isqrt(max(T, 1) - 1) + 1  # products with ones, tile by tile
     x_BHNN = pad(x_BTH.transpose(1, 2).double(), (0, tile * tile - T)).view(B, H, tile, tile)
     ones_NN = torch.ones(tile, tile, dtype=torch.float64, device=x_BTH.device).triu()
     sums_BHNN = x_BHNN @ ones_NN

@@ -100,7 +100,7 @@ def _by_device(fla_function: Callable, cpu_function: Callable) -> Callable:
     @functools.wraps(fla_function)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         first = next(a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
-        if first.device.type != "cpu":
+        if first.device.type not in ("cpu", "meta"):
             return fla_function(*args, **kwargs)
         # The PyTorch versions choose fp32 themselves; autocast would turn their matmuls back into bf16.
         with torch.autocast("cpu", enabled=False):

@@ -6,16 +6,29 @@ Shapes: B batch, T keys, H query heads, Hkv key heads, D head dimension."""
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
+from ..attention_shared.arguments import (
+    as_autocast,
+    check_limits,
+    check_tensors,
+    check_types,
+    pick_backend,
+    resolve_scale,
+    zero_padding,
+)
 from ..attention_shared.running_sums import running_sums
 from .pruning.threshold import resolve_threshold
+from .validation import check_segments, check_threshold, check_values
 from .visibility import CUT_LOG_GATE
 
 
 def sum_log_gates(log_fgate: Tensor, before: Tensor | None = None) -> Tensor:
     """Return the running sums of log gates (B, T, H) as float64, going on from the sum (B, 1, H) of the token before, if any.
 
-    A gate that cuts the sequence, below -2000, counts as -4000: a finite number that hides all keys before it."""
+    A gate that cuts the sequence, below -2000, counts as -4000: a finite number that hides all keys before it.
+
+    ValueError: a gate above 0 or NaN, where looking costs no device synchronisation."""
+    if type(log_fgate) is Tensor and not torch.compiler.is_compiling():
+        check_values(log_fgate, None, None)
     return running_sums(log_fgate.clamp(min=2 * CUT_LOG_GATE), before)
 
 
@@ -61,9 +74,8 @@ def forgetting_attention_cached(
 
     Raises:
         ValueError: more than one query, a bad shape, dtype, device or option."""
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
+    check_types(q=q, k=k, v=v, gate_sum=gate_sum, length=length)
+    q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     if q.shape[1] != 1:
         raise ValueError(f"q has {q.shape[1]} positions; only the newest attends over a cache here.")
@@ -78,7 +90,7 @@ def forgetting_attention_cached(
     if length is not None:
         _check_length(length, q, k.shape[1], window_size)
     backend = pick_backend(backend, q)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolve_scale(scale, q.shape[-1])
     q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
     threshold = resolve_threshold(adaptive_threshold, q, k, scale)
     if backend != "triton":
@@ -120,10 +132,9 @@ def forgetting_attention_listed(
         (N, D) in q's dtype (the autocast dtype under autocast).
 
     Raises:
-        ValueError: a bad shape, dtype, device or option."""
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
+        ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value."""
+    check_types(q=q, k=k, v=v, gate_sum=gate_sum, first=first, length=length, adaptive_threshold=adaptive_threshold)
+    q, k, v = as_autocast(q, k, v)
     N, S = len(q), len(k)
     q, k, v = q[:, None, None], *(x[None, :, None].expand(N, -1, 1, -1) for x in (k, v))
     check_tensors(q, k, v)
@@ -136,7 +147,11 @@ def forgetting_attention_listed(
             raise ValueError(f"{name} is {what}; it must be {shape} {dtype} on q's device, {q.device}.")
     if not 1 <= most <= S:
         raise ValueError(f"most is {most}; it must be in 1..{S}, the places of the list.")
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if type(q) is Tensor and not torch.compiler.is_compiling():
+        check_segments(first, length, most, S)
+        if adaptive_threshold is not None:
+            check_threshold(adaptive_threshold)
+    scale = resolve_scale(scale, q.shape[-1])
     q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
     if pick_backend(backend, q) != "triton":
         return _plain_list(q[:, 0, 0], k[0, :, 0], v[0, :, 0], gate_sum, first, length, adaptive_threshold, scale)
@@ -204,10 +219,12 @@ def _plain(
     hidden_BHT = decay_BHT < limit
     if length is not None:
         hidden_BHT = hidden_BHT | (position_T >= length)
+        v = v.masked_fill((position_T >= length)[:, None, None], 0.0)  # it may hold anything, and 0 x NaN is NaN
     if window_size is not None:
         hidden_BHT = hidden_BHT | (position_T < T - window_size)
     if seq_start is not None:
         hidden_BHT = hidden_BHT | (position_T < seq_start[:, None, None])
+        v = zero_padding(v, seq_start)
     x_BHT = torch.einsum("bgrd,btgd->bgrt", q_BGRD, k.to(dtype)).flatten(1, 2) * scale + decay_BHT
     p_BHT = x_BHT.masked_fill(hidden_BHT, -torch.inf).softmax(-1).masked_fill(hidden_BHT, 0.0)  # all hidden: NaN before
     o_BGRD = torch.einsum("bgrt,btgd->bgrd", p_BHT.unflatten(1, (key_heads, -1)), v.to(dtype))

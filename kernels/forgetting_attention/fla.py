@@ -5,12 +5,11 @@ fla's own backends are asked below `parallel_attn`, when the gates are a float32
 sums them in float64: over 64k tokens the sum of a local head is so large that its float32 steps move the logits by up to 7e-3
 and the output by 1e-3. FLA_FORGETTING_ATTENTION=0 turns it off; fla's logger says (INFO) which backend it takes, and why."""
 
-import torch
 from fla.backends import BaseBackend, dispatch, register
 from fla.ops.forgetting_attn import parallel
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors
+from ..attention_shared.arguments import as_autocast, check_limits, check_tensors
 from .interface import forgetting_attention
 
 
@@ -24,9 +23,7 @@ def _applies(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, window_size: int | None = None, cu_seqlens: Tensor | None = None
 ) -> tuple[bool, str | None]:
     """Tell whether the call is taken; a ValueError, which says why not, counts as no."""
-    device = q.device.type
-    if torch.is_autocast_enabled(device):
-        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+    q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     check_limits(q, k, None, cu_seqlens, window_size)
     return True, None

@@ -3,7 +3,17 @@
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
+from ..attention_shared.arguments import (
+    as_autocast,
+    autocasts,
+    check_limits,
+    check_tensors,
+    check_types,
+    pick_backend,
+    refuse_transforms,
+    resolve_scale,
+    zero_padding,
+)
 from .autograd import DirectAttention, attend
 from .options import Options
 from .pruning.threshold import LOG_TOLERANCE, first_kept_key, resolve_threshold
@@ -35,7 +45,8 @@ def forgetting_attention(
     Args:
         q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64
             too on CPU, pruned or not). Any strides; only the last dimension should be contiguous to avoid a copy.
-        k, v: (B, T, Hkv, D), H a multiple of Hkv.
+        k, v: (B, T, Hkv, D), H a multiple of Hkv. A NaN or infinity in v may reach queries that do not see it (0 x NaN
+            is NaN), from before `seq_start` by "triton" alone.
         log_fgate: (B, T, H) float32, log of the forget gates, <= 0. -inf (or anything below -2000) cuts the sequence exactly.
         scale: factor of the logits, D**-0.5 by default.
         adaptive_threshold: adaptive computation pruning. Tiles of 128 x 128 whose every D lies below it are skipped. A float, a
@@ -45,7 +56,8 @@ def forgetting_attention(
             `qk_norm_logit_bound`.
         log_tolerance: log of the probability that a row may lose to "auto" and "tight", below 0.
         seq_start: (B,) integers, first real position of each left-padded sequence. Padded queries give 0.
-        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q == T.
+        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one, some
+            perhaps empty; needs Q == T.
         window_size: a query sees only its last `window_size` keys, itself included.
         deterministic: gradients equal bit by bit from run to run. Outputs always are, and gradients of every path but one: on
             compute capability 9.0, in 16 bits with D of 64 or 128 and Hkv == H, False adds dQ and the gates' gradients up in no
@@ -60,10 +72,10 @@ def forgetting_attention(
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
             FORGETTING_ATTENTION_CHECK_VALUES=1 to have values on a GPU looked at too. Under torch.compile the same, but for the
             values of a tensor `adaptive_threshold`."""
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
-        log_fgate = log_fgate.float()
+    check_types(q=q, k=k, v=v, log_fgate=log_fgate)
+    if autocasts(q.device.type):
+        q, k, v = as_autocast(q, k, v)
+        log_fgate = log_fgate.to(torch.promote_types(q.dtype, torch.float32))
     check_tensors(q, k, v)
     check_gates(q, k, log_fgate)
     if seq_start is not None or cu_seqlens is not None or window_size is not None:
@@ -71,7 +83,7 @@ def forgetting_attention(
         # Kernels read them without strides.
         seq_start, cu_seqlens = (None if x is None else x.contiguous() for x in (seq_start, cu_seqlens))
     backend = pick_backend(backend, q)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolve_scale(scale, q.shape[-1])
     rule = adaptive_threshold if isinstance(adaptive_threshold, str) else None
     if rule and not log_tolerance < 0:
         raise ValueError(f"log_tolerance is {log_tolerance}; it is the log of a share of the probability, below 0.")
@@ -79,12 +91,16 @@ def forgetting_attention(
     adaptive_threshold = "auto" if rule == "tight" else adaptive_threshold
     threshold = None if tight else resolve_threshold(adaptive_threshold, q, k, scale, log_tolerance)
     tolerance = log_tolerance if tight else None
+    if seq_start is not None and backend != "triton":
+        v = zero_padding(v, seq_start)
     options = Options(threshold, tolerance, seq_start, cu_seqlens, window_size, scale, deterministic, backend)
     if backend == "reference":
         check_values(log_fgate, seq_start, cu_seqlens)
         first_key = first_kept_key(q, k, log_fgate, cumulative_log_gate(log_fgate.detach()), options)
         return reference_attention(q, k, v, log_fgate, scale=scale, first_key_BHQ=first_key)
-    traced = torch.compiler.is_compiling() or type(q) is not Tensor
+    traced = torch.compiler.is_compiling() or type(q) is not Tensor or q.is_meta
+    if not traced:
+        refuse_transforms()
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, log_fgate))
     if backend == "triton" and q.shape[1] == 1 and cu_seqlens is None and not differentiated:
         from .portable.decode import decode, triton_decode  # imports triton, which machines without a GPU need not have

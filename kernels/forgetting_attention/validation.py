@@ -30,8 +30,23 @@ def check_threshold(threshold: Tensor) -> None:
         raise ValueError(f"adaptive_threshold reaches {worst} (inf stands for NaN too); a threshold on D must be <= 0.")
 
 
+def check_segments(first: Tensor, length: Tensor, most: int, places: int) -> None:
+    """Check, where they may be looked at, that segments of a list lie one behind the other."""
+    if not _may_look(first):
+        return
+    stop = first + length
+    behind = first >= torch.nn.functional.pad(stop[:-1], (1, 0))
+    if not bool((behind & (length >= 1) & (length <= most) & (stop <= places)).all()):
+        raise ValueError(
+            f"first is {first.tolist()} and length {length.tolist()}; segments of 1..{most} keys must follow each other in the "
+            f"{places} places of the list."
+        )
+
+
 def _may_look(values: Tensor) -> bool:
-    """True on a CPU; on a GPU only on request, as each look costs a synchronisation."""
+    """True on a CPU; on a GPU only on request, as a look costs a synchronisation. False under torch.func: vmap forbids it."""
+    if torch._C._are_functorch_transforms_active():
+        return False
     return values.device.type == "cpu" or os.environ.get(CHECK_VALUES_VARIABLE) == "1"
 
 

@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor
 
-from ..attention_shared.arguments import check_limits, check_tensors, pick_backend
+from ..attention_shared.arguments import (
+    as_autocast,
+    check_limits,
+    check_tensors,
+    check_types,
+    pick_backend,
+    refuse_transforms,
+    resolve_scale,
+    zero_padding,
+)
 from .autograd import Options, attend
 from .reference import reference_attention
 from .visibility import first_visible_key
@@ -30,11 +39,13 @@ def stick_breaking_attention(
     Args:
         q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64
             too on CPU). Any strides; only the last dimension should be contiguous to avoid a copy.
-        k, v: (B, T, Hkv, D), H a multiple of Hkv.
+        k, v: (B, T, Hkv, D), H a multiple of Hkv. A NaN or infinity in v may reach queries that do not see it (0 x NaN
+            is NaN), from before `seq_start` by "triton" alone.
         scale: factor of the logits, D**-0.5 by default.
         attend_current: a query sees the key at its own position too. Without it the first query sees nothing.
         seq_start: (B,) integers, first real position of each left-padded sequence.
-        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one; needs Q == T.
+        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one, some
+            perhaps empty; needs Q == T.
         backend: "triton", "chunked" (PyTorch in blocks of queries), "reference" (`reference_attention`, memory quadratic in T),
             or "auto": triton for CUDA tensors, chunked for others.
 
@@ -46,14 +57,17 @@ def stick_breaking_attention(
     Raises:
         ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
             STICK_BREAKING_CHECK_VALUES=1 to have values on a GPU looked at too."""
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = (x.to(torch.get_autocast_dtype(device_type)) if x.is_floating_point() else x for x in (q, k, v))
+    check_types(q=q, k=k, v=v)
+    q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     check_limits(q, k, seq_start, cu_seqlens, None)
     backend = pick_backend(backend, q)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolve_scale(scale, q.shape[-1])
+    if seq_start is not None and backend != "triton":
+        v = zero_padding(v, seq_start)
     if backend == "reference":
         first_key = first_visible_key(q.shape[0], q.shape[1], k.shape[1], seq_start, cu_seqlens)
         return reference_attention(q, k, v, scale=scale, attend_current=attend_current, first_key_BQ=first_key)
+    if not torch.compiler.is_compiling():
+        refuse_transforms()
     return attend(q, k, v, *Options(seq_start, cu_seqlens, scale, attend_current, backend))[:2]

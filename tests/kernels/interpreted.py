@@ -223,7 +223,7 @@ def main() -> None:
     seq_start = torch.tensor([90])
     assert_right(attention, case, seq_start=seq_start, window_size=50)
     case = make_case("near_zero", 1, 150, 150, 1, 1, 16, torch.float32)
-    boundaries = torch.tensor([0, 40, 41, 150])
+    boundaries = torch.tensor([0, 0, 40, 41, 41, 41, 150, 150])
     assert_right(attention, case, cu_seqlens=boundaries)
     case = make_case("one", 1, 300, 300, 1, 1, 16, torch.float32)
     for threshold in (-12.0, -0.5):

@@ -59,6 +59,19 @@ def test_autocast_computes_logits_in_bf16_and_sums_the_weight_gradient_in_fp32()
     assert (ours[2] != ours[2].bfloat16()).float().mean() > 0.9, "a sum in bf16 has no digits beyond bf16's"
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_target_of_minus_100_counts_for_nothing(device):
+    hidden, weight, targets, upstream = (x.to(device) for x in inputs())
+    targets[[0, 70, 299]] = -100
+    found = []
+    for function in (linear_cross_entropy, lambda h, w, t: F.cross_entropy(h @ w.T, t, reduction="none")):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        losses = function(h, w, targets)
+        found.append((losses.detach(), *torch.autograd.grad((losses * upstream).sum(), (h, w))))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    assert not found[0][0][targets == -100].any() and not found[0][1][targets == -100].any()
+
+
 def test_kept_and_recomputed_logits_give_the_same_gradients(monkeypatch):
     hidden, weight, targets, upstream = inputs()
     found = []

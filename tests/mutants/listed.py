@@ -30,7 +30,7 @@ FAULTS = {
             "cum_BHT[..., first_query_M] - threshold_BH.double().unsqueeze(-1)",
             "cum_BHT[..., first_query_M] + threshold_BH.double().unsqueeze(-1)",
         ),
-        ("pruning_threshold", "2.0", "1.0"),
+        ("pruning_threshold", "-2.0 * logit_bound - math.log(num_keys)", "-1.0 * logit_bound - math.log(num_keys)"),
         (
             "reference_attention",
             "(key_T <= query_Q1) & (key_T >= first_key_BHQ[..., None])",

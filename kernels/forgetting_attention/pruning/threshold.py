@@ -18,6 +18,9 @@ LOG_TOLERANCE = -10.0
 
 def pruning_threshold(logit_bound: Tensor | float, num_keys: int, log_tolerance: float = LOG_TOLERANCE) -> Tensor | float:
     """Return delta for logits within +-`logit_bound` (a float or a tensor broadcastable to (B, H)) over `num_keys` keys."""
+    if isinstance(logit_bound, Tensor) and torch.compiler.is_compiling():  # math.log would compile for each length
+        keys = torch.full((), num_keys, dtype=torch.float64, device=logit_bound.device)
+        return -2.0 * logit_bound - keys.log().to(logit_bound.dtype) + log_tolerance
     return -2.0 * logit_bound - math.log(num_keys) + log_tolerance
 
 
@@ -64,11 +67,17 @@ def resolve_threshold(
             from .norms import largest_product
 
             return largest_product(q, k, -2.0 * abs(scale), float(pruning_threshold(0.0, k.shape[1], log_tolerance)))
-        threshold = pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1], log_tolerance)
+        threshold = torch.as_tensor(pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1], log_tolerance))
+        return threshold.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # no bound, nothing is pruned
     if not isinstance(threshold, Tensor):
+        try:
+            threshold = float(threshold)
+        except TypeError:
+            rule = "it must be None, a float, a tensor, 'auto' or 'tight'"
+            raise ValueError(f"adaptive_threshold is {threshold!r}; {rule}.") from None
         if math.isnan(threshold) or threshold > 0:
             raise ValueError(f"adaptive_threshold is {threshold}; a threshold on D must be <= 0.")
-        return torch.full((B, H), float(threshold), device=q.device)
+        return torch.full((B, H), threshold, device=q.device)
     if threshold.dim() > 2 or any(n not in (1, m) for n, m in zip(threshold.shape[::-1], (H, B), strict=False)):
         raise ValueError(f"adaptive_threshold has shape {tuple(threshold.shape)}; it must broadcast to (B, H) = {(B, H)}.")
     if threshold.device != q.device and threshold.dim() > 0:
@@ -86,7 +95,10 @@ def pruned_tile_share(
     The kernels' own tiling by default; a smaller `tile` gives the statistic at another granularity."""
     B, T, H = log_fgate.shape
     Q = T if num_queries is None else num_queries
+    if not 1 <= Q <= T:
+        raise ValueError(f"num_queries is {Q}; it must be in 1..{T}, the tokens of log_fgate.")
     threshold_BH = torch.as_tensor(adaptive_threshold, dtype=torch.float32, device=log_fgate.device).expand(B, H)
+    check_threshold(threshold_BH)
     pruned_BHM = pruned_tiles(cumulative_log_gate(log_fgate.detach()), Q, threshold_BH, tile)
     return share_of_tiles(pruned_BHM, Q, T, tile)
 

@@ -95,6 +95,7 @@ def test_the_first_key_of_every_position():
     assert at(2, None, None) == [[0] * 6] * 2
     assert at(2, [0, 4], None) == [[0] * 6, [4] * 6]
     assert at(1, None, [0, 2, 3, 6]) == [[0, 0, 2, 3, 3, 3]]
+    assert at(1, None, [0, 0, 2, 3, 3, 3, 6, 6]) == [[0, 0, 2, 3, 3, 3]]
     assert at(1, [1], [0, 2, 3, 6]) == [[1, 1, 2, 3, 3, 3]]
 
 

@@ -73,12 +73,17 @@ def test_installing_twice_wraps_once():
         assert not hasattr(function.fla_function, "cpu_function")
 
 
+class Elsewhere(torch.Tensor):
+    device = torch.device("cuda")
+
+
 def test_other_devices_reach_the_untouched_function():
     calls = []
     dispatch = install._by_device(lambda x: calls.append("fla"), lambda x: calls.append("cpu"))
     dispatch(torch.zeros(1))
-    dispatch(x=torch.zeros(1, device="meta"))
-    assert calls == ["cpu", "fla"]
+    dispatch(torch.zeros(1, device="meta"))  # holds no numbers, so that no GPU is needed
+    dispatch(x=torch.zeros(1).as_subclass(Elsewhere))
+    assert calls == ["cpu", "cpu", "fla"]
 
 
 def test_autocast_does_not_reach_the_recurrences():

@@ -50,9 +50,11 @@ def compare_with_oracle(backend: str, dtype: torch.dtype, tolerance: float, devi
         for threshold in (None, -0.2, torch.tensor([-3.0, -0.1]).repeat(H // 2)):
             for limits in LIMITS if T > 1 else LIMITS[:1]:
                 wanted = expected([*case, log_fgate], threshold, limits.get("seq_start"), limits.get("window_size"))
+                padded_BT = torch.arange(T) < limits.get("seq_start", torch.zeros(2))[:, None]  # these may hold anything
+                held = [x.masked_fill(padded_BT[..., None, None], torch.nan) for x in case[1:]]
                 given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in limits.items()}
                 level = threshold.to(device) if isinstance(threshold, Tensor) else threshold
-                moved = [x.to(device) for x in (*case, sums)]
+                moved = [x.to(device) for x in (case[0], *held, sums)]
                 found = forgetting_attention_cached(*moved, adaptive_threshold=level, backend=backend, **given)
                 assert found.dtype == dtype
                 error = (found.cpu().double() - wanted).abs().max().item()
@@ -60,7 +62,8 @@ def compare_with_oracle(backend: str, dtype: torch.dtype, tolerance: float, devi
                 if "window_size" in limits:
                     continue
                 length = torch.tensor([T], dtype=torch.int32, device=device)
-                roomy = [moved[0], *(torch.cat([x, x.new_zeros(x.shape[0], 300, *x.shape[2:])], 1) for x in moved[1:])]
+                free = lambda x: x.new_full((x.shape[0], 300, *x.shape[2:]), torch.nan)  # noqa: E731
+                roomy = [moved[0], *(torch.cat([x, free(x)], 1) for x in moved[1:])]
                 same = forgetting_attention_cached(*roomy, adaptive_threshold=level, length=length, backend=backend, **given)
                 error = (same.cpu().double() - wanted).abs().max().item()
                 assert error <= tolerance * max(1.0, wanted.abs().max().item()), (gates, threshold, limits, error, "room")
@@ -106,19 +109,31 @@ def test_the_kernel_over_a_list_equals_the_oracle(dtype: torch.dtype, tolerance:
     compare_lists("triton", dtype, tolerance, "cuda")
 
 
+def of(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
 @pytest.mark.parametrize(("changes", "words"), [
     (dict(q=torch.zeros(2, 9)), "head dimension 9"), (dict(v=torch.zeros(8, 16)), "v has shape"),
     (dict(gate_sum=torch.zeros(9)), r"gate_sum is \(9,\) torch.float32 on cpu; it must be \(9,\) torch.float64"),
     (dict(first=torch.zeros(3, dtype=torch.int32)), r"first is \(3,\) torch.int32 on cpu; it must be \(2,\) torch.int32"),
     (dict(length=torch.ones(2)), "length is"), (dict(length=torch.ones(2, dtype=torch.int32, device="meta")), "on meta"),
     (dict(adaptive_threshold=torch.zeros(2).double()), "adaptive_threshold is"), (dict(backend="fast"), "backend"),
+    (dict(first=[0, 4]), "first is of type list; it must be a torch.Tensor"), (dict(scale=torch.inf), "scale is inf"),
     (dict(most=10), r"most is 10; it must be in 1\.\.9"), (dict(most=0), "most is 0"),
+    (dict(first=of(4, 0)), r"first is \[4, 0\] and length \[3, 5\]; segments of 1\.\.5 keys must follow .* the 9 places"),
+    (dict(length=of(0, 5)), r"length \[0, 5\]"), (dict(length=of(3, 6), most=9), r"length \[3, 6\]"),
+    (dict(first=of(-1, 4)), r"first is \[-1, 4\]"), (dict(first=of(0, 2)), r"first is \[0, 2\]"),
+    (dict(most=4), r"1\.\.4 keys"),
+    (dict(adaptive_threshold=torch.tensor([-1.0, 0.5])), r"adaptive_threshold reaches 0\.5"),
+    (dict(adaptive_threshold=torch.full((2,), torch.nan)), "adaptive_threshold reaches inf"),
 ])  # fmt: skip
 def test_mistakes_of_a_list_are_named(changes: dict[str, object], words: str) -> None:
-    first, length = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([3, 5], dtype=torch.int32)
     given = dict(q=torch.zeros(2, 16), k=torch.zeros(9, 16), v=torch.zeros(9, 16), gate_sum=torch.zeros(9).double(), most=5)
+    given |= dict(first=of(0, 4), length=of(3, 5))
+    forgetting_attention_listed(**given)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=words):
-        forgetting_attention_listed(**{**given, "first": first, "length": length, **changes})  # type: ignore[arg-type]
+        forgetting_attention_listed(**{**given, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 4e-3)])
@@ -192,6 +207,9 @@ def test_digits_are_kept_far_into_a_sequence() -> None:
         ({"length": torch.full((1,), 10, dtype=torch.int32)}, r"length is 10; it must be in 1\.\.9"),
         ({"length": torch.ones(1, dtype=torch.int32), "window_size": 3}, "no windows"),
         ({"backend": "fast"}, "backend"),
+        ({"gate_sum": [0.0]}, "gate_sum is of type list; it must be a torch.Tensor"),
+        ({"length": [3]}, "length is of type list"),
+        ({"scale": float("nan")}, "scale is nan"),
     ],
 )
 def test_mistakes_are_named(changes: dict[str, object], words: str) -> None:

@@ -39,7 +39,10 @@ def test_options_are_handed_on(taken):
     own = dict(scale=2.0, adaptive_threshold=threshold, seq_start=start, window_size=3, deterministic=False, backend="chunked")
     forgetting_attention(*given, **own)
     name, passed, options = taken.pop()
-    assert name == "DirectAttention" and all(x is y for x, y in zip(passed, given, strict=True))
+    assert name == "DirectAttention" and all(passed[n] is given[n] for n in (0, 1, 3))
+    assert (
+        torch.equal(passed[2][0], given[2][0]) and torch.equal(passed[2][1, 2:], given[2][1, 2:]) and not passed[2][1, :2].any()
+    )
     assert torch.equal(options.threshold, threshold) and options.seq_start is start
     assert options[1:2] + options[3:] == (None, None, 3, 2.0, False, "chunked")
     forgetting_attention(*given)
@@ -277,3 +280,7 @@ def test_sums_by_hand():
     assert sum_log_gates(gates[:, :1], before).flatten().tolist() == [9] and sum_log_gates(gates[:, :1]).item() == -1
     assert gates_of_sums(sum_log_gates(gates)).flatten().tolist() == [0, -2, -4000, -3]
     assert cached.CUT_LOG_GATE == -2000
+    assert sum_log_gates(gates[:, :0]).shape == sum_log_gates(gates[:, :0], before).shape == (1, 0, 1)
+    for wrong, worst in ((0.5, "0.5"), (math.nan, "inf")):
+        with pytest.raises(ValueError, match=f"log_fgate reaches {worst} .* log gates must be <= 0"):
+            sum_log_gates(torch.where(gates == -1, wrong, gates))

@@ -27,7 +27,7 @@ def backend(monkeypatch):
 
 
 @pytest.mark.parametrize("gates", ["zero", "mixture", "cuts"])
-@pytest.mark.parametrize("options", [{}, {"window_size": 20}, {"cu_seqlens": torch.tensor([0, 7, 90, 130])}])
+@pytest.mark.parametrize("options", [{}, {"window_size": 20}, {"cu_seqlens": torch.tensor([0, 7, 90, 90, 130])}])
 def test_flas_function_is_as_exact_as_ours(gates, options):
     batch = 1 if "cu_seqlens" in options else 2
     assert_right(parallel_forgetting_attn, make_case(gates, batch, 130, 130, 4, 2, 32, torch.float32), **options)

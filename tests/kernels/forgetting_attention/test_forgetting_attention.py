@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
 from kernels.forgetting_attention import (
@@ -106,6 +107,10 @@ def test_packed_documents_equal_separate_ones() -> None:
     packed = forgetting_attention(*case[:4], cu_seqlens=torch.tensor([0, 40, 41, 150]))
     parts = [forgetting_attention(*(x[:, a:b] for x in case[:4])) for a, b in ((0, 40), (40, 41), (41, 150))]
     torch.testing.assert_close(packed, torch.cat(parts, dim=1))
+    empty_too = torch.tensor([0, 0, 40, 41, 41, 41, 150, 150])
+    for backend in ("chunked", "reference"):
+        found = forgetting_attention(*case[:4], cu_seqlens=empty_too, backend=backend)
+        torch.testing.assert_close(found, packed)
 
 
 def test_left_padding_equals_the_unpadded_sequence_and_ignores_nan_free_padding() -> None:
@@ -113,6 +118,16 @@ def test_left_padding_equals_the_unpadded_sequence_and_ignores_nan_free_padding(
     o = forgetting_attention(*case[:4], seq_start=torch.tensor([0, 33]))
     torch.testing.assert_close(o[1:, 33:], forgetting_attention(*(x[1:, 33:] for x in case[:4])))
     assert bool((o[1, :33] == 0).all())
+
+
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+def test_values_of_padding_may_be_anything(backend: str) -> None:
+    """The row beside has none, so that a block of queries reads them."""
+    case = make_case("mixture", 2, 70, 90, 2, 1, 16, torch.float32)
+    attention = partial(forgetting_attention, seq_start=torch.tensor([0, 33]), backend=backend)
+    expected = output_and_gradients(attention, case)
+    case.v[1, :20], case.v[1, 20:33] = torch.nan, torch.inf
+    assert all(torch.equal(x, y) for x, y in zip(output_and_gradients(attention, case), expected, strict=True))
 
 
 # Identities of claims.md, section H.
@@ -323,6 +338,33 @@ def test_works_under_compile_checkpoint_and_autocast() -> None:
         assert forgetting_attention(*case[:4]).dtype == torch.bfloat16
 
 
+def test_bounds_compile_once_for_all_lengths() -> None:
+    """To the bit, for bounds of all heads and of one."""
+    q, k, v, log_fgate, _ = make_case("twenty", 1, 300, 300, 2, 2, 16, torch.float32)
+    bounds = torch.tensor([3.7, 0.1]), torch.tensor(3.7)
+
+    def function(*x: torch.Tensor) -> list[Any]:
+        o = forgetting_attention(*x, adaptive_threshold="auto")
+        return [o, *(pruning_threshold(bound, x[0].shape[1]) for bound in bounds)]
+
+    counter = CompileCounter()
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    for length in (299, 250, 131, 7):
+        given = [x[:, :length] for x in (q, k, v, log_fgate)]
+        assert all(torch.equal(x, y) for x, y in zip(compiled(*given), function(*given), strict=True))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+def test_without_a_bound_nothing_is_pruned(backend: str) -> None:
+    """A key that is no number: it is padding, or what sees it is no number either."""
+    q, k, v, log_fgate, _ = make_case("one", 2, 300, 300, 2, 1, 16, torch.float32)
+    k[0, 3], k[1, 299] = torch.nan, torch.nan
+    of = partial(forgetting_attention, q, k, v, log_fgate, seq_start=torch.tensor([10, 0]), backend=backend)
+    o = of(adaptive_threshold="auto")
+    assert torch.equal(o.nan_to_num(7.0), of().nan_to_num(7.0)) and bool(o[0].isfinite().all() & o[1, :299].isfinite().all())
+
+
 def test_operator_passes_opcheck() -> None:
     q, k, v, log_fgate, _ = make_case("one", 1, 20, 30, 2, 1, 16, torch.float32)
     inputs = [x.requires_grad_() for x in (q, k, v, log_fgate)]
@@ -441,6 +483,15 @@ def _bad_inputs() -> list[tuple[str, dict[str, object]]]:
         (r"adaptive_threshold reaches 5.0", {"adaptive_threshold": torch.tensor([-1.0, 5.0])}),
         (r"adaptive_threshold reaches inf", {"adaptive_threshold": torch.full((2, 2), float("nan"))}),
         (r"adaptive_threshold has shape \(3,\)", {"adaptive_threshold": torch.zeros(3)}),
+        (r"adaptive_threshold is \[-3.0, -4.0\]; it must be None, a float", {"adaptive_threshold": [-3.0, -4.0]}),
+        (r"q is of type ndarray; it must be a torch.Tensor", {"q": torch.zeros(2, 8, 2, 16).numpy()}),
+        (r"log_fgate is of type list", {"log_fgate": [0.0]}),
+        (r"seq_start is of type list; it must be a torch.Tensor", {"seq_start": [0, 1]}),
+        (r"cu_seqlens is of type list", {"cu_seqlens": [0, 8]}),
+        (r"window_size is True", {"window_size": True}),
+        (r"scale is nan; it must be finite", {"scale": float("nan")}),
+        (r"scale is -inf", {"scale": -float("inf")}),
+        (r"scale requires a gradient, .* multiply q by it", {"scale": torch.tensor(0.1, requires_grad=True)}),
     ]
 
 
@@ -450,6 +501,16 @@ def test_bad_input_is_named(message: str, change: dict[str, object]) -> None:
     arguments["log_fgate"] = torch.zeros(2, 8, 2)
     with pytest.raises(ValueError, match=message):
         forgetting_attention(**{**arguments, **change})  # type: ignore[arg-type]
+
+
+def test_shares_of_nothing_are_refused() -> None:
+    gates = torch.full((1, 300, 2), -1.0)
+    for level, words in ((5.0, "adaptive_threshold reaches 5.0"), (torch.tensor([torch.nan, -1.0]), "adaptive_threshold")):
+        with pytest.raises(ValueError, match=words):
+            pruned_tile_share(gates, level)
+    for queries in (0, -1, 301):
+        with pytest.raises(ValueError, match=rf"num_queries is {queries}; it must be in 1\.\.300"):
+            pruned_tile_share(gates, -5.0, num_queries=queries)
 
 
 def test_packed_boundaries_out_of_range_are_named() -> None:

@@ -1,6 +1,7 @@
 """The CPU path of the operator against the float64 oracle, and the identities that stick-breaking attention must obey."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -140,6 +141,9 @@ def test_packed_documents_equal_separate_ones() -> None:
     case = make_case("long", 1, 150, 150, 2, 2, 16, torch.float32)
     boundaries = torch.tensor([0, 40, 41, 150])
     packed = output_and_gradients(lambda *x: stick_breaking_attention(*x, cu_seqlens=boundaries), case)
+    empty_too = torch.tensor([0, 0, 40, 41, 41, 41, 150, 150])
+    same = output_and_gradients(lambda *x: stick_breaking_attention(*x, cu_seqlens=empty_too), case)
+    assert all(torch.equal(x, y) for x, y in zip(packed, same, strict=True))
     parts = [
         output_and_gradients(stick_breaking_attention, Case(*(x[:, a:b] for x in case)))
         for a, b in itertools.pairwise(boundaries)
@@ -156,6 +160,16 @@ def test_padding_agrees_with_the_oracle(T: int, data: st.DataObject, regime: str
     case = make_case(regime, 2, Q, T, 2, 2, 16, torch.float32, seed=seed)
     first_key = seq_start[:, None].expand(2, Q)
     assert_right(lambda *x: stick_breaking_attention(*x, seq_start=seq_start), case, first_key_BQ=first_key)
+
+
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+def test_values_of_padding_may_be_anything(backend: str) -> None:
+    """The row beside has none, so that a block of queries reads them."""
+    case = make_case("sinks", 2, 70, 90, 2, 1, 16, torch.float32)
+    attention = partial(stick_breaking_attention, seq_start=torch.tensor([0, 33]), backend=backend)
+    expected = output_and_gradients(attention, case)
+    case.v[1, :20], case.v[1, 20:33] = torch.nan, torch.inf
+    assert all(torch.equal(x, y) for x, y in zip(output_and_gradients(attention, case), expected, strict=True))
 
 
 def test_used_up_sticks_are_skipped_and_others_are_not() -> None:
@@ -238,6 +252,9 @@ def _bad_inputs() -> list[tuple[str, dict[str, object]]]:
         (r"cu_seqlens needs one packed sequence", {"cu_seqlens": torch.tensor([0, 8])}),
         (r"backend is 'cuda'", {"backend": "cuda"}),
         (r"backend 'triton' needs CUDA", {"backend": "triton"}),
+        (r"q is of type ndarray; it must be a torch.Tensor", {"q": torch.zeros(2, 8, 2, 16).numpy()}),
+        (r"seq_start is of type list", {"seq_start": [0, 1]}),
+        (r"scale is nan; it must be finite", {"scale": float("nan")}),
     ]
 
 
