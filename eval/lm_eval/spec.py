@@ -76,6 +76,9 @@ class Spec(EvalSpec):
         else:
             check_names(self.tasks, setting.sources.include_path)
             if include == "harness" and setting.sources.include_path is not None:
+                from eval.lm_eval.task_files import check_inside
+
+                check_inside(setting.sources.include_path)
                 include = digest(setting.sources.include_path)
         return replace(self, include=include, scores_bos=self.add_bos, precision=self.precision or setting.precision)
 

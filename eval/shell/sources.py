@@ -23,7 +23,8 @@ class UserData:
     longbench: Path | None = None
     """Folder with LongBench data (TASK.jsonl), for machines without internet; default: the hub."""
     include_path: Path | None = None
-    """Folder with lm-eval task files (YAML) and their data; default: the hub. Python that they name with !function is run."""
+    """Folder with lm-eval task files (YAML) and their data, whose relative paths start at this folder; default: the hub. Python
+    that they name with !function is run."""
     judge_url: str | None = None
     """Base URL of an OpenAI-compatible endpoint that scores needle answers; default: by match."""
 
