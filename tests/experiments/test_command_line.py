@@ -123,6 +123,7 @@ def test_a_checkpoint_comes_with_the_tokeniser_of_its_corpus(folders, texts, tmp
     published, where = tmp_path / "published", ["--data", f"text:{texts}", *folders[: folders.index("--results-dir")]]
     build_model(model_spec("fox_llama", SCALES["tiny"], 512)).save_pretrained(published)
     command = ["adopt", str(published), "--as", "fox_llama", *where]
+    capsys.readouterr()
     assert f"{published} has no tokeniser to check against the corpus (bpe-512)" in mistake(capsys, command)
     train_bpe(["another text"], 512).to_hf().save_pretrained(published)
     corpus = prepare(corpus_at(parse(Adopt, command[1:], "", ""), SCALES["tiny"]))
