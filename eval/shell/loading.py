@@ -134,8 +134,12 @@ class Loaded:
 
     @cached_property
     def tokenizer(self) -> TextCodec:
-        """Tokeniser of the model. ValueError if it comes without one."""
-        return load_tokenizer(self.subject.tokenizer_name or str(self._folder))
+        """Tokeniser of the model. ValueError if it comes without one, or with one that has more ids."""
+        codec = load_tokenizer(self.subject.tokenizer_name or str(self._folder))
+        if codec.highest_id >= (there := vocab_size(self.model)):
+            highest = f"the tokeniser has ids up to {codec.highest_id}, the model's vocabulary is {there}"
+            raise ValueError(f"{highest}: name its own with --tokenizer")
+        return codec
 
     @cached_property
     def _folder(self) -> Path:

@@ -113,6 +113,12 @@ def test_a_tokeniser_that_does_not_belong_to_the_corpus_is_refused(corpus, tmp_p
     assert eval_main(["per_token_loss", *source, *LOSS, "--tokenizer", str(corpus.folder / "tokenizer")]) == 0
     corpus.tokenizer.to_hf().save_pretrained(tmp_path / "llama")
     assert eval_main(["per_token_loss", *source, *LOSS]) == 0
+    assert eval_main(["needle", *source, *NEEDLE]) == 0
+    llama(tmp_path / "small", vocab_size=511)
+    corpus.tokenizer.to_hf().save_pretrained(tmp_path / "small")
+    assert eval_main(["needle", "--model", str(tmp_path / "small"), *source[2:], *NEEDLE]) == 2
+    assert "the tokeniser has ids up to 511, the model's vocabulary is 511: name its own" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "small")
     llama(tmp_path / "small", vocab_size=100)
     assert eval_main(["per_token_loss", "--model", str(tmp_path / "small"), *source[2:], *LOSS]) == 2
     assert "the model's vocabulary is 100" in capsys.readouterr().err
