@@ -109,7 +109,8 @@ def test_a_tokeniser_that_does_not_belong_to_the_corpus_is_refused(corpus, tmp_p
     other = train_bpe(["the river was quiet in the morning"], 400)
     other.save(tmp_path / "other")
     assert eval_main(["per_token_loss", *source, *LOSS, "--tokenizer", str(tmp_path / "other")]) == 2
-    assert f"other ids than the corpus has ({corpus.spec.tokenizer})" in capsys.readouterr().err
+    remedy = "name a corpus of its own tokeniser, which can only be gpt2, gpt2-json, bytes, or a BPE of this suite"
+    assert f"other ids than the corpus has ({corpus.spec.tokenizer}): {remedy}" in capsys.readouterr().err
     assert eval_main(["per_token_loss", *source, *LOSS, "--tokenizer", str(corpus.folder / "tokenizer")]) == 0
     corpus.tokenizer.to_hf().save_pretrained(tmp_path / "llama")
     assert eval_main(["per_token_loss", *source, *LOSS]) == 0
