@@ -11,7 +11,7 @@ import tyro
 from data.corpus import Counts
 from eval.lm_eval.tasks import TABLE, TASKS
 from eval.shell.sources import UserData, checked, digest
-from eval.shell.spec import EvalSpec, PrecisionOption, Setting
+from eval.shell.spec import EvalSpec, Once, PrecisionOption, Setting
 from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
@@ -23,7 +23,7 @@ class Spec(EvalSpec):
     """Zero-shot tasks of the LM evaluation harness, with its BOS policy in the open (Tables 1, 7, 8)."""
 
     kind: Literal["lm_eval"] = "lm_eval"
-    tasks: tuple[str, ...] = TASKS
+    tasks: Annotated[tuple[str, ...], Once] = TASKS
     include: str = "harness"
     """harness: its own tasks, data from the hub (or the folder given with --include-path, by its digest); local: stand-ins made
     from the held-out text (of which version and corpus is filled in)."""

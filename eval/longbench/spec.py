@@ -4,13 +4,13 @@ import csv
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import pandas as pd
 
 from data.corpus import Counts
 from eval.shell.sources import UserData, digest
-from eval.shell.spec import EvalSpec, PrecisionOption, Setting
+from eval.shell.spec import EvalSpec, Once, PrecisionOption, Setting
 from eval.shell.stand_ins import LONGBENCH_EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
@@ -28,7 +28,7 @@ class Spec(EvalSpec):
     """LongBench: the 14 English tasks with the released evaluation's rules (Table 2)."""
 
     kind: Literal["longbench"] = "longbench"
-    tasks: tuple[str, ...] = TASKS
+    tasks: Annotated[tuple[str, ...], Once] = TASKS
     dataset: str = "hub"
     """hub: THUDM/LongBench (or the folder given with --longbench, by its digest); local: stand-ins made from the held-out text
     (of which version and corpus is filled in)."""
