@@ -111,6 +111,8 @@ class Spec(EvalSpec):
 def check_names(names: tuple[str, ...], folder: Path | None) -> None:
     """Raise ValueError for a task that the folder (or, if there is none, the harness) does not have."""
     if folder is not None:
+        if not folder.is_dir():
+            raise ValueError(f"--include-path {folder}: there is no such folder")
         texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.yaml")]
         there = {name for text in texts for name in re.findall(r"^(?:task|group|tag): *[\"']?([\w.-]+)", text, re.MULTILINE)}
         if missing := ", ".join(sorted(set(names) - there)):

@@ -76,6 +76,9 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
     except ValueError:
         raise
     except Exception as error:  # datasets and the hub client raise many types when data cannot be had
+        if folder is not None:
+            what = f"{', '.join(names)} in {folder} cannot be loaded ({first_line(error)})"
+            raise ValueError(f"{what}: check its task file and data") from error
         what = f"the data of {', '.join(names)} are neither local nor to be had: {first_line(error)}"
         raise ValueError(f"{what}\nName local task files with --include-path, or fill the cache first, online.") from error
     for task in loaded["tasks"].values():

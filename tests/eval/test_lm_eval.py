@@ -310,8 +310,9 @@ def test_unknown_tasks_and_missing_data(corpus, bind, in_memory, tasks, monkeypa
         bind(Spec(tasks=("no_such_task",)))
     with pytest.raises(ValueError, match="has no task file for piqa"):
         bind(Spec(tasks=("pick", "piqa")), include_path=tasks)
-    with pytest.raises(ValueError, match="holds no lm-eval task file"):
-        bind(Spec(tasks=("pick",)), include_path=tasks / "nowhere")
+    for name in ("nowhere", "pick.yaml"):
+        with pytest.raises(ValueError, match=rf"--include-path {tasks}/{name}: there is no such folder"):
+            bind(Spec(tasks=("pick",)), include_path=tasks / name)
     with pytest.raises(ValueError, match="no stand-in for task pick"):
         Spec(tasks=("pick",), include="local")
     loaded = in_memory(Uniform(), TextCodec(corpus.tokenizer))
