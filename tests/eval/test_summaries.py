@@ -204,7 +204,7 @@ def test_what_gives_rows_is_named_once(kind, given):
 @pytest.mark.parametrize(("kind", "given", "why"), [
     ("lm_eval", dict(tasks=()), "name at least one lm-eval task"),
     ("lm_eval", dict(tasks=("own",), include="local"), "task own;"),
-    ("longbench", dict(tasks=()), "unknown LongBench task"), ("longbench", dict(tasks=("trec", "own")), "task own;"),
+    ("longbench", dict(tasks=()), "name at least one LongBench task"), ("longbench", dict(tasks=("trec", "own")), "task own;"),
     ("ruler", dict(tasks=(), lengths=(9,)), "name at least one task"), ("ruler", dict(lengths=()), "and one length"),
     ("context_use", dict(contexts=(), places=(9,), num_documents=1), "name at least one context"),
     ("context_use", dict(contexts=(9,), places=(), num_documents=1), "and one place"),
