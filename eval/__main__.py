@@ -42,7 +42,7 @@ _commands: Any = Union.__getitem__(tuple(Annotated[_on[KINDS[name]], command] fo
 
 def run_command(command: On) -> int:
     device = use(command.device, command.threads)
-    if "hub" in command.spec.reads() or not Path(command.model).exists():
+    if ("hub" in command.spec.reads() and command.sources.longbench is None) or not Path(command.model).exists():
         go_offline_if_unreachable()
     subject = Subject.find(command.model, command.sources.tokenizer)
     context = make_context(command.sources, device, Path(), subject.data)

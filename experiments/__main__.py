@@ -151,7 +151,8 @@ class Adopt(Corpora):
 
     def run(self, console: Console) -> None:
         corpus = plan.corpus_at(self, get_scale(self.scale))
-        run = adopt.adopt(self.folder, Recipe(self.name, self.name, self.scale), corpus.spec, self.runs_dir)
+        prepared = None if corpus.counts() is None else corpus.folder
+        run = adopt.adopt(self.folder, Recipe(self.name, self.name, self.scale), corpus.spec, prepared, self.runs_dir)
         console.print(f"adopted as {run.path}; `run` evaluates and draws it like a run of ours", markup=False)
 
 

@@ -11,7 +11,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from data.corpus import Corpus
 from data.spec import DataSpec
+from eval.shell.loading import Loaded, Subject
 from experiments.recipes import Recipe
 from models.spec import ModelSpec
 from models.weight_files import tokenizer_files, weight_files
@@ -50,9 +52,10 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
     return found[0] if found else None
 
 
-def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFolder:
+def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, runs_dir: Path) -> RunFolder:
     """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, files
-    that are not those of its manifest, weights that do not fit, a model that is not the recipe's, another one was adopted."""
+    that are not those of its manifest, weights that do not fit, a model that is not the recipe's, another one was adopted, or
+    a tokeniser that is not that of the corpus, as far as this is `prepared` in a folder."""
     from models.build import load_model, spec_of
 
     if not folder.is_dir():
@@ -63,6 +66,12 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, runs_dir: Path) -> RunFo
     plain, found = recipe.run_spec(data), spec_of(load_model(folder))
     if said := apart(found, plain.model):
         raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name what it is with --as and --scale.")
+    if data.tokenizer.startswith("bpe-"):  # its name and size are those of any other text's
+        if not tokenizer_files(folder):
+            unknown = f"{folder} has no tokeniser to check against the corpus ({data.tokenizer})"
+            raise ValueError(f"{unknown}: put its tokenizer.json beside the weights.")
+        if prepared is not None:
+            Loaded(Subject.find(str(folder)), "cpu").check_token_ids(Corpus.open(prepared))
     spec = replace(plain, model=found, weights=_digest(folder))
     for other in (path.parent for path in _adopted(runs_dir, recipe) if path.parent.name != spec.folder_name):
         remedy = "delete that folder first, or adopt into another --runs-dir."

@@ -77,7 +77,7 @@ def execute(plan: Plan, slots: int | None, processes: int, console: Console) -> 
     code = draw([*plan.drawings.values()], console)
     if failed:
         told = f"{len(failed)} of {len(todo)} tasks failed or could not start"
-        console.print(f"[red]{told}[/]; the same command tries them again")
+        console.print(f"[red]{told}[/]; the same command tries them again, once what they say is mended")
     return 1 if failed else code
 
 

@@ -50,6 +50,8 @@ class _Running:
     """Number of the process that failed first, and when."""
     left: float | None = None
     """Time at which the first process saved and left."""
+    before: dict[Path, int] = field(default_factory=dict)
+    """Bytes that its logs had when it started."""
 
     @property
     def seconds(self) -> float:
@@ -237,7 +239,9 @@ class _Pool:
         task.log.parent.mkdir(parents=True, exist_ok=True)
         restarts.note_start(task.journal, self.job, task.folder)
         started = list[BaseProcess]()
-        self.running.append(_Running(task, started, taken))  # before they start: whatever comes, they are told
+        logs = [_log(task, rank) for rank in range(len(taken))]
+        before = {log: log.stat().st_size for log in logs if log.is_file()}
+        self.running.append(_Running(task, started, taken, before=before))  # before they start: whatever comes, they are told
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(filter(None, taken))}
         for rank, variables in enumerate(_group(len(taken))):
             with forks.environment(self.environment | visible | variables):
@@ -268,8 +272,9 @@ class _Pool:
             self.console.print(
                 f"[red]failed[/]  {task.name}: {why}; log: {escape(str(running.log))}", highlight=False, soft_wrap=True
             )
-            log = running.log.read_text(errors="replace") if running.log.is_file() else ""  # its folder may have been deleted
-            tail = "\n".join("    " + line for line in log.splitlines()[-5:])
+            log = running.log.read_bytes() if running.log.is_file() else b""  # its folder may have been deleted
+            own = log[running.before.get(running.log, 0) :].decode(errors="replace")
+            tail = "\n".join("    " + line for line in own.splitlines()[-5:])
             self.console.print(tail, markup=False, highlight=False, style="dim", soft_wrap=True)
 
     def _interrupt(self, number: signal.Signals) -> None:

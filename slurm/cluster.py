@@ -4,6 +4,7 @@ slurm/clusters/README.md describes every field; beside it lie examples to copy."
 import json
 import os
 import re
+import subprocess
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -175,6 +176,12 @@ def read_cluster(path: Path) -> Cluster:
         raise ValueError(f"--cluster {path}: {_mistake(error)}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"--cluster {path} is not TOML: {error}.") from None
+    for line in cluster.setup:
+        read = subprocess.run(
+            ["/bin/bash", "-O", "extglob", "-n", "-c", line], capture_output=True, text=True, errors="replace"
+        )
+        if read.returncode:
+            raise ValueError(f"--cluster {path}: setup: {line!r} is no whole command: {read.stderr.strip().splitlines()[0]}.")
     return replace(cluster, scratch=cluster.scratch.absolute())
 
 

@@ -69,7 +69,7 @@ def _unboxed(text: str) -> str:
         else:
             blocks[-1].append(line)
     words = " ".join(" ".join(blocks[1] if len(blocks) > 1 else blocks[0]).split())
-    words = re.sub(r"\[type=\w+, input_value=(.*?), input_type=.*", r"(given: \1)", words)
+    words = re.sub(r"\[type=\w+, input_value=(?!ArgsKwargs)(.*?), input_type=.*", r"(given: \1)", words)
     for hint in ("For further information", "[type=", "Got errors:"):
         words = words.split(hint)[0]
     words = re.sub(r"Error parsing (__tyro-dummy-inner__\S*|\S+(?=: \d+ val)): (\d+ validation errors? for \w+ )?", "", words)

@@ -134,7 +134,8 @@ class RunFolder:
         num_steps = spec.train.num_steps
         if self.finished and spec.weights is None and not _complete(rows, num_steps):
             lacks = f"does not hold the {num_steps} steps of the run once each ({len(rows)} lines are whole)"
-            raise ValueError(f"{self.metrics_file} {lacks}: delete {self.path} and run its experiment again")
+            remedy = f"bring it back from a copy or, if there is none, delete {self.path} and run its experiment again"
+            raise ValueError(f"{self.metrics_file} {lacks}: {remedy}")
         return rows
 
     def last_row(self) -> Row | None:

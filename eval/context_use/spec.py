@@ -3,11 +3,12 @@
 Targets are the last `targets` tokens before each of `places` in a held-out document. For every context c one forward pass reads
 BOS, the c tokens before the targets, and the targets. How hard the text is cancels between two contexts, or two models."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
+from eval.shell.spec import Once
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 
@@ -17,9 +18,9 @@ class Spec(HeldoutSpec):
     """Loss of the same tokens of held-out documents, given more and more of the text before them."""
 
     kind: Literal["context_use"] = "context_use"
-    contexts: tuple[PositiveInt, ...]
+    contexts: Annotated[tuple[PositiveInt, ...], Once]
     """Tokens before the targets; a place has those that fit in front of it."""
-    places: tuple[PositiveInt, ...]
+    places: Annotated[tuple[PositiveInt, ...], Once]
     """Tokens of the document up to the end of the targets."""
     targets: PositiveInt = 512
     """Tokens whose loss is taken."""

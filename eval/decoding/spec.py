@@ -9,12 +9,12 @@ Times are of the steps between two tokens of Hugging Face's `generate`, its own 
 kernels are tuned and the graph is made. `cache_bytes`: of all states after the last token."""
 
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import pandas as pd
 
 from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import Content, LogTolerance, Setting
+from eval.shell.spec import Content, LogTolerance, Once, Setting
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
@@ -28,9 +28,9 @@ class Spec(HeldoutSpec):
     """Speed and memory of decoding after held-out text, by its length and the number of sequences at a time."""
 
     kind: Literal["decoding"] = "decoding"
-    lengths: tuple[PositiveInt, ...]
+    lengths: Annotated[tuple[PositiveInt, ...], Once]
     """Tokens of a text, the new ones included."""
-    batch_sizes: tuple[PositiveInt, ...] = (1,)
+    batch_sizes: Annotated[tuple[PositiveInt, ...], Once] = (1,)
     """Sequences at a time: each begins as another document."""
     new_tokens: PositiveInt = 64
     """Tokens that are decoded."""

@@ -11,7 +11,7 @@ import tyro
 from data.corpus import Counts
 from eval.lm_eval.tasks import TABLE, TASKS
 from eval.shell.sources import UserData, checked, digest
-from eval.shell.spec import EvalSpec, PrecisionOption, Setting
+from eval.shell.spec import EvalSpec, Once, PrecisionOption, Setting
 from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
@@ -23,7 +23,7 @@ class Spec(EvalSpec):
     """Zero-shot tasks of the LM evaluation harness, with its BOS policy in the open (Tables 1, 7, 8)."""
 
     kind: Literal["lm_eval"] = "lm_eval"
-    tasks: tuple[str, ...] = TASKS
+    tasks: Annotated[tuple[str, ...], Once] = TASKS
     include: str = "harness"
     """harness: its own tasks, data from the hub (or the folder given with --include-path, by its digest); local: stand-ins made
     from the held-out text (of which version and corpus is filled in)."""
@@ -76,6 +76,9 @@ class Spec(EvalSpec):
         else:
             check_names(self.tasks, setting.sources.include_path)
             if include == "harness" and setting.sources.include_path is not None:
+                from eval.lm_eval.task_files import check_inside
+
+                check_inside(setting.sources.include_path)
                 include = digest(setting.sources.include_path)
         return replace(self, include=include, scores_bos=self.add_bos, precision=self.precision or setting.precision)
 
@@ -108,6 +111,8 @@ class Spec(EvalSpec):
 def check_names(names: tuple[str, ...], folder: Path | None) -> None:
     """Raise ValueError for a task that the folder (or, if there is none, the harness) does not have."""
     if folder is not None:
+        if not folder.is_dir():
+            raise ValueError(f"--include-path {folder}: there is no such folder")
         texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.yaml")]
         there = {name for text in texts for name in re.findall(r"^(?:task|group|tag): *[\"']?([\w.-]+)", text, re.MULTILINE)}
         if missing := ", ".join(sorted(set(names) - there)):

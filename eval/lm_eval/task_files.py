@@ -13,12 +13,15 @@ from typing import Any
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 import lm_eval.tasks
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from data.source import first_line
 from eval.lm_eval.tasks import TABLE, TASKS
 from eval.shell.stand_ins import VERSION, StandIns
 
 HARNESS_VERSION = importlib.metadata.version("lm_eval")
+PLACES = ("data_files", "data_dir", "dataset_path")
+"""Keys of a task file that say where data lie."""
 
 
 def harness_file(name: str) -> str:
@@ -32,16 +35,50 @@ def harness_tasks() -> TaskManager:
     return TaskManager()
 
 
+def check_inside(folder: Path) -> None:
+    """Raise ValueError where a task file names data or another task file outside the folder, which its digest does not hold."""
+    for path in sorted(folder.rglob("*.yaml")):
+        included = set[Path]()
+        try:
+            names = list(_places(load_yaml(path, resolve_func=False, _seen=included)))
+        except Exception:  # the harness passes over what it cannot read
+            continue
+        harness = Path(lm_eval.tasks.__file__).parent.resolve()
+        names += [str(other) for other in included - {path.resolve()} if not other.is_relative_to(harness)]
+        for name in names:
+            place = folder.absolute() / Path(name).expanduser()
+            inside = Path(os.path.abspath(place)).is_relative_to(folder.absolute())
+            if not inside and not place.resolve().is_relative_to(folder.resolve()):
+                raise ValueError(f"{path} names {name}, outside --include-path {folder}: put it into that folder")
+
+
+def _places(config: Any, named: bool = False) -> Iterator[str]:
+    """Yield the local files and folders that PLACES name, anywhere in a configuration."""
+    if isinstance(config, dict):
+        for key, value in config.items():
+            yield from _places(value, named or key in PLACES)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _places(value, named)
+    elif named and isinstance(config, str) and ("://" not in config or config.startswith("file://")):
+        yield config.removeprefix("file://")
+
+
 def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
-    """Load tasks with their data, which leaves these in the local cache. `folder`: of their files; None: the harness's own.
-    ValueError for data that are neither local nor to be had from the hub."""
+    """Load tasks with their data, which leaves these in the local cache. `folder`: of their files, to which relative paths
+    belong; None: the harness's own. ValueError for data that are neither local nor to be had from the hub."""
     own = folder is None and set(names) <= set(TASKS)
+    folder = folder and folder.absolute()
     manager = harness_tasks() if folder is None and not own else TaskManager(include_path=folder, include_defaults=False)
     try:
-        loaded = manager.load([harness_file(name) if own else name for name in names])
+        with contextlib.chdir(folder or Path()):
+            loaded = manager.load([harness_file(name) if own else name for name in names])
     except ValueError:
         raise
     except Exception as error:  # datasets and the hub client raise many types when data cannot be had
+        if folder is not None:
+            what = f"{', '.join(names)} in {folder} cannot be loaded ({first_line(error)})"
+            raise ValueError(f"{what}: check its task file and data") from error
         what = f"the data of {', '.join(names)} are neither local nor to be had: {first_line(error)}"
         raise ValueError(f"{what}\nName local task files with --include-path, or fill the cache first, online.") from error
     for task in loaded["tasks"].values():

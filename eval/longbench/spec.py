@@ -4,13 +4,14 @@ import csv
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import pandas as pd
+from pydantic import AfterValidator
 
 from data.corpus import Counts
 from eval.shell.sources import UserData, digest
-from eval.shell.spec import EvalSpec, PrecisionOption, Setting
+from eval.shell.spec import EvalSpec, Once, PrecisionOption, Setting
 from eval.shell.stand_ins import LONGBENCH_EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
@@ -23,12 +24,17 @@ TASKS = tuple(TABLE)
 HUB_NAME = "THUDM/LongBench"
 
 
+def _ours(tasks: tuple[str, ...]) -> tuple[str, ...]:
+    """Return tasks by the names of the paper's table, also where LongBench's own are given."""
+    return tuple(task.replace("-", "_") for task in tasks)
+
+
 @strict
 class Spec(EvalSpec):
     """LongBench: the 14 English tasks with the released evaluation's rules (Table 2)."""
 
     kind: Literal["longbench"] = "longbench"
-    tasks: tuple[str, ...] = TASKS
+    tasks: Annotated[tuple[str, ...], AfterValidator(_ours), Once] = TASKS
     dataset: str = "hub"
     """hub: THUDM/LongBench (or the folder given with --longbench, by its digest); local: stand-ins made from the held-out text
     (of which version and corpus is filled in)."""
@@ -54,8 +60,9 @@ class Spec(EvalSpec):
     )
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.tasks) - set(TASKS))
-        if unknown or not self.tasks:
+        if not self.tasks:
+            raise ValueError("name at least one LongBench task")
+        if unknown := sorted(set(self.tasks) - set(TASKS)):
             raise ValueError(f"unknown LongBench task {', '.join(unknown)}; choose from {', '.join(TASKS)}")
         if self.max_prompt_tokens < 2:
             raise ValueError(f"max_prompt_tokens {self.max_prompt_tokens} must be at least 2 (a head and a tail)")

@@ -11,7 +11,7 @@ from pydantic import Field
 from data.corpus import Counts
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.sources import digest, fingerprint
-from eval.shell.spec import Content, EvalSpec, Precision, PrecisionOption, Setting
+from eval.shell.spec import Content, EvalSpec, Once, Precision, PrecisionOption, Setting
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
@@ -51,9 +51,9 @@ class Grid(HaystackSpec):
     mode: Literal["easy", "standard", "passkey"] = "standard"
     """standard hides one sentence; easy hides question, answer marker and sentence; passkey hides key-value lines in a form of
     its own, which small models can learn."""
-    lengths: tuple[PositiveInt, ...] = tuple(range(1000, 32001, 3100))
+    lengths: Annotated[tuple[PositiveInt, ...], Once] = tuple(range(1000, 32001, 3100))
     """Tokens of the prompts."""
-    depths: tuple[Depth, ...] = tuple(float(depth) for depth in range(0, 101, 10))
+    depths: Annotated[tuple[Depth, ...], Once] = tuple(float(depth) for depth in range(0, 101, 10))
     """Percent of the text before the needle."""
     samples_per_cell: PositiveInt = 1
     reserve: NonNegativeInt = 200

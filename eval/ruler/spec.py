@@ -11,7 +11,7 @@ import pandas as pd
 import tyro
 
 from eval.needle.spec import HaystackSpec
-from eval.shell.spec import PrecisionOption, Setting
+from eval.shell.spec import Once, PrecisionOption, Setting
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 from results.schema import text as text_column
@@ -28,8 +28,8 @@ class Spec(HaystackSpec):
     """Single-needle tasks S-NIAH 1 to 3 of RULER (arXiv 2404.06654) through the LM evaluation harness, at several lengths."""
 
     kind: Literal["ruler"] = "ruler"
-    tasks: tuple[Task, ...] = TASKS
-    lengths: tuple[PositiveInt, ...]
+    tasks: Annotated[tuple[Task, ...], Once] = TASKS
+    lengths: Annotated[tuple[PositiveInt, ...], Once]
     """Tokens, answer included."""
     samples: PositiveInt = 500
     """Examples of each task at each length."""

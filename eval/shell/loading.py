@@ -26,6 +26,7 @@ OUTSIDE_SCALE = "custom"  # scale of the rows of a model that is no run of ours
 _MODEL_FILES = ("config.json", *TOKENIZER_FILES)
 _HUB_FILES = (*_MODEL_FILES, "*.safetensors", INDEX)
 _SAMPLE_TOKENS = 4096
+_CORPORA = "name a corpus of its own tokeniser, which can only be gpt2, gpt2-json, bytes, or a BPE of this suite"
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,12 @@ class Loaded:
 
     @cached_property
     def tokenizer(self) -> TextCodec:
-        """Tokeniser of the model. ValueError if it comes without one."""
-        return load_tokenizer(self.subject.tokenizer_name or str(self._folder))
+        """Tokeniser of the model. ValueError if it comes without one, or with one that has more ids."""
+        codec = load_tokenizer(self.subject.tokenizer_name or str(self._folder))
+        if codec.highest_id >= (there := vocab_size(self.model)):
+            highest = f"the tokeniser has ids up to {codec.highest_id}, the model's vocabulary is {there}"
+            raise ValueError(f"{highest}: name its own with --tokenizer")
+        return codec
 
     @cached_property
     def _folder(self) -> Path:
@@ -154,8 +159,7 @@ class Loaded:
         named = not own.tokenizer.startswith("bpe-")  # one that is trained on a corpus goes by the same name for another
         if own.vocab_size > there:
             highest = f"the corpus has token ids up to {own.vocab_size - 1} ({own.tokenizer})"
-            remedy = "prepare the corpus with the model's own tokeniser"
-            raise ValueError(f"{highest}, the model's vocabulary is {there}: {remedy}")
+            raise ValueError(f"{highest}, the model's vocabulary is {there}: {_CORPORA}")
         run = self.subject.run
         # That adopted weights belong to a corpus is only what was said when they were adopted: their tokeniser knows.
         if run is not None and (run.weights is None or not tokenizer_files(self.subject.folder)):
@@ -170,7 +174,7 @@ class Loaded:
         text = corpus.tokenizer.decode(corpus.heldout.read(slice(0, 1))[0, :_SAMPLE_TOKENS].tolist())
         if (self.tokenizer.bos_id, self.tokenizer.encode(text)) != (own.bos_id, corpus.tokenizer.encode(text)):
             other = f"the tokeniser of {self.subject.model} gives held-out text other ids than the corpus has ({own.tokenizer})"
-            raise ValueError(f"{other}: prepare a corpus with the model's own tokeniser")
+            raise ValueError(f"{other}: {_CORPORA}")
 
 
 def vocab_size(model: "PreTrainedModel") -> int:

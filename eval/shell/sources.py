@@ -23,7 +23,7 @@ class UserData:
     longbench: Path | None = None
     """Folder with LongBench data (TASK.jsonl), for machines without internet; default: the hub."""
     include_path: Path | None = None
-    """Folder with lm-eval task files (YAML) and their data; default: the hub. Python that they name with !function is run."""
+    """Folder with lm-eval task files (YAML) and their data (paths relative to it); default: the hub. Their Python is run."""
     judge_url: str | None = None
     """Base URL of an OpenAI-compatible endpoint that scores needle answers; default: by match."""
 

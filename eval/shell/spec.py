@@ -5,7 +5,7 @@ A spec holds everything that changes the rows, by content and never by path. Wha
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pandas as pd
 import tyro
@@ -37,6 +37,16 @@ def _share(log_tolerance: float) -> float:
 
 LogTolerance = Annotated[float, AfterValidator(_share)]
 """Log of the share of its probability that a query may lose."""
+
+
+def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if repeated := [value for value in values if values.count(value) > 1]:
+        raise ValueError(f"{repeated[0]} is there twice: name each once")
+    return values
+
+
+Once = AfterValidator(_once)
+"""Check of a list whose members each give rows, which may be there once."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ class TextCodec:
         self._encode, self._decode = tokenizer.encode, tokenizer.decode
         if isinstance(tokenizer, Tokenizer):
             self.kind, self.bos_id = tokenizer.kind, tokenizer.bos_id
+            self.highest_id = tokenizer.vocab_size - 1
             self.eos_id: int | None = tokenizer.bos_id
             return
         bos, self.eos_id = tokenizer.bos_token_id, tokenizer.eos_token_id
         if bos is None and self.eos_id is None:
             raise ValueError("the tokeniser has neither a BOS nor an EOS token to start a text with; choose another one")
         self.bos_id = bos if bos is not None else self.eos_id
+        self.highest_id = max(tokenizer.vocab_size - 1, self.bos_id)  # without tokens added to pad with, which no text has
         self._encode = partial(tokenizer.encode, add_special_tokens=False)
         self._decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
         tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # texts are cut later

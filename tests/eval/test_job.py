@@ -264,7 +264,7 @@ def test_mistakes_on_the_command_line_are_one_line(arguments, message, capsys):
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ")
-    assert message in line
+    assert message in line and "ArgsKwargs" not in line
 
 
 def test_help_is_shown(capsys):
@@ -310,16 +310,18 @@ def test_the_hub_is_looked_for_where_any_of_the_evaluations_reads_it(specs, aske
     assert len(looked) == asked
 
 
-@pytest.mark.parametrize(("spec", "model", "asked"), [
-    (HUB, ".", 1), (LOSS, ".", 0), (LOSS, "owner/name", 1), (HUB, "owner/name", 1)
+@pytest.mark.parametrize(("spec", "model", "given", "asked"), [
+    (HUB, ".", {}, 1), (LOSS, ".", {}, 0), (LOSS, "owner/name", {}, 1), (HUB, "owner/name", {}, 1),
+    (HUB, ".", {"longbench": Path()}, 0), (HUB, "owner/name", {"longbench": Path()}, 1),
 ])  # fmt: skip
-def test_the_hub_is_looked_for_where_data_or_the_model_are_there(spec, model, asked, monkeypatch):
+def test_the_hub_is_looked_for_where_data_or_the_model_are_there(spec, model, given, asked, monkeypatch):
     looked = []
     stop = lambda *arguments: (_ for _ in ()).throw(ValueError("far enough"))  # noqa: E731
     monkeypatch.setattr("eval.__main__.go_offline_if_unreachable", lambda: looked.append(1))
     monkeypatch.setattr("eval.__main__.Subject.find", stop)
+    threads = torch.get_num_threads()
     with pytest.raises(ValueError, match="far enough"):
-        run_command(SimpleNamespace(device="cpu", threads=torch.get_num_threads(), spec=spec, model=model, sources=Sources()))
+        run_command(SimpleNamespace(device="cpu", threads=threads, spec=spec, model=model, sources=Sources(**given)))
     assert len(looked) == asked
 
 

@@ -163,7 +163,7 @@ READS = {
     "recall": (dict(num_sequences=5, seq_len=64), [(320, 64)]),
     "equal_logits": ({}, [(128, 128)]),
     "longbench": (dict(tasks=("trec",), dataset="local-v1:aa", max_prompt_tokens=99, max_new_tokens=5), [(2 * 104, 99)]),
-    "lm_eval": (dict(tasks=("copa", "copa"), include="local-v1:aa", max_length=99), [(2 * 20 * 40, 99)]),
+    "lm_eval": (dict(tasks=("copa", "openbookqa"), include="local-v1:aa", max_length=99), [(20 * (40 + 100), 99)]),
     "gate_maps": (dict(seq_len=64, distance=8), [(128, 64)]),  # once for all heads, and once for those that are drawn
     "throughput": ({}, []), "training_curve": ({}, []), "parameters": ({}, []),
     "pruning": (dict(context_len=64, num_documents=3), [(4 * 192, 64)]),  # whole and pruned, at once and by tokens

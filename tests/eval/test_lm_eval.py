@@ -120,6 +120,39 @@ def test_a_model_without_probabilities_has_no_scores(task, corpus, bind, in_memo
         measure.evaluate(loaded, spec, Context(sources=Sources(include_path=tasks)))
 
 
+@pytest.mark.parametrize("changes", [
+    ("{folder}/pick.jsonl", "{folder}/../other.jsonl"), ("{folder}/pick.jsonl", "file://{outside}"),
+    ("data_files:\n    test: {folder}/pick.jsonl", "data_dir: {outside}"), ("dataset_path: json", "dataset_path: {outside}"),
+    ("task: pick", "include: {outside}\ntask: pick"),
+])  # fmt: skip
+def test_what_a_task_reads_outside_its_folder_is_refused(changes, bind, tasks, tmp_path):
+    """The evaluation's identity holds the folder's content: other data would get old scores."""
+    outside = tmp_path / "other.jsonl"
+    outside.write_text("{}")
+    old, new = (text.format(folder=tasks, outside=outside) for text in changes)
+    file = tasks / "pick.yaml"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(
+        ValueError, match=r"pick\.yaml names .*other\.jsonl, outside --include-path .*: put it into that folder"
+    ):
+        bind(Spec(tasks=("read",)), include_path=tasks)
+    (tasks / "linked.jsonl").symlink_to(outside)
+    file.write_text(file.read_text().replace(new, old).replace(f"{tasks}/pick.jsonl", "linked.jsonl"))
+    (tasks / "hub.yaml").write_text("task: hub\ndataset_path: a/b\ndataset_kwargs: {data_files: https://a.org/b.jsonl}")
+    (tasks / "broken.yaml").write_text("task: [")
+    bind(Spec(tasks=("pick",)), include_path=tasks)
+
+
+def test_relative_paths_of_a_task_start_at_its_folder(corpus, bind, in_memory, tasks, monkeypatch):
+    monkeypatch.chdir(tasks.parent)
+    (tasks / "read.yaml").write_text((tasks / "read.yaml").read_text().replace(f"{tasks}/", ""))
+    spec = bind(Spec(tasks=("read",), max_length=256), include_path=Path("tasks"))
+    context = Context(sources=Sources(include_path=Path("tasks")))
+    assert len(measure.evaluate(in_memory(Uniform(), TextCodec(corpus.tokenizer)), spec, context)) == 1
+    assert Path.cwd() == tasks.parent
+
+
 @pytest.mark.parametrize("add_bos", [True, False])
 def test_bos_stands_once_in_front_of_a_context(add_bos, corpus, bind, in_memory, tasks):
     codec, model = TextCodec(corpus.tokenizer), Uniform()
@@ -277,8 +310,9 @@ def test_unknown_tasks_and_missing_data(corpus, bind, in_memory, tasks, monkeypa
         bind(Spec(tasks=("no_such_task",)))
     with pytest.raises(ValueError, match="has no task file for piqa"):
         bind(Spec(tasks=("pick", "piqa")), include_path=tasks)
-    with pytest.raises(ValueError, match="holds no lm-eval task file"):
-        bind(Spec(tasks=("pick",)), include_path=tasks / "nowhere")
+    for name in ("nowhere", "pick.yaml"):
+        with pytest.raises(ValueError, match=rf"--include-path {tasks}/{name}: there is no such folder"):
+            bind(Spec(tasks=("pick",)), include_path=tasks / name)
     with pytest.raises(ValueError, match="no stand-in for task pick"):
         Spec(tasks=("pick",), include="local")
     loaded = in_memory(Uniform(), TextCodec(corpus.tokenizer))

@@ -109,10 +109,17 @@ def test_a_tokeniser_that_does_not_belong_to_the_corpus_is_refused(corpus, tmp_p
     other = train_bpe(["the river was quiet in the morning"], 400)
     other.save(tmp_path / "other")
     assert eval_main(["per_token_loss", *source, *LOSS, "--tokenizer", str(tmp_path / "other")]) == 2
-    assert f"other ids than the corpus has ({corpus.spec.tokenizer})" in capsys.readouterr().err
+    remedy = "name a corpus of its own tokeniser, which can only be gpt2, gpt2-json, bytes, or a BPE of this suite"
+    assert f"other ids than the corpus has ({corpus.spec.tokenizer}): {remedy}" in capsys.readouterr().err
     assert eval_main(["per_token_loss", *source, *LOSS, "--tokenizer", str(corpus.folder / "tokenizer")]) == 0
     corpus.tokenizer.to_hf().save_pretrained(tmp_path / "llama")
     assert eval_main(["per_token_loss", *source, *LOSS]) == 0
+    assert eval_main(["needle", *source, *NEEDLE]) == 0
+    llama(tmp_path / "small", vocab_size=511)
+    corpus.tokenizer.to_hf().save_pretrained(tmp_path / "small")
+    assert eval_main(["needle", "--model", str(tmp_path / "small"), *source[2:], *NEEDLE]) == 2
+    assert "the tokeniser has ids up to 511, the model's vocabulary is 511: name its own" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "small")
     llama(tmp_path / "small", vocab_size=100)
     assert eval_main(["per_token_loss", "--model", str(tmp_path / "small"), *source[2:], *LOSS]) == 2
     assert "the model's vocabulary is 100" in capsys.readouterr().err

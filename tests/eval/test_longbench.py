@@ -248,5 +248,6 @@ def test_bad_data(fixture_folder, bind):
         load_examples(["trec"], bind(Spec()), Context())  # tests run offline
     with pytest.raises(ValueError, match="this version makes local-v1"):
         load_examples(["trec"], bind(Spec(dataset="local-v0:0123")), Context())
+    assert Spec(tasks=("repobench-p",)) == Spec(tasks=("repobench_p",))
     with pytest.raises(ValueError, match="unknown LongBench task hotpot"):
         Spec(tasks=("hotpot",))

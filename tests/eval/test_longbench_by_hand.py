@@ -39,7 +39,7 @@ def test_longbench_is_read_from_the_hubs_archive(monkeypatch, tmp_path):
                          f"lacks the LongBench fields {name}$")
                         for name in longbench.FIELDS)):  # fmt: skip
         with pytest.raises(ValueError, match=why):
-            longbench._parsed(body, "where")
+            longbench._parsed(body, "where", "trec")
 
 
 def test_the_hub_is_asked_for_the_data_set(monkeypatch):
@@ -139,13 +139,27 @@ def test_the_line_of_code_that_is_compared(prediction, line, monkeypatch):
 
 
 def test_data_of_longbench_have_all_fields():
-    whole = {name: [] for name in ("input", "context", "answers", "all_classes")}
-    assert longbench._parsed(json.dumps(whole).encode() + b"\n\n", "f") == [whole]
+    whole = TREC
+    assert longbench._parsed(json.dumps(whole).encode() + b"\n\n", "f", "trec") == [whole]
     for name in whole:
         line = json.dumps({key: value for key, value in whole.items() if key != name})
         with pytest.raises(ValueError, match=f"f lacks the LongBench fields {name}$"):
-            longbench._parsed(f"{json.dumps(whole)}\n{line}".encode(), "f")
+            longbench._parsed(f"{json.dumps(whole)}\n{line}".encode(), "f", "trec")
     for body, told in ((b"", "f has no examples"), (b"\xff", "cannot be read as LongBench data"), (b"3", "cannot be read"),
                        (b"{", r"cannot be read as LongBench data .*: fetch it again")):  # fmt: skip
         with pytest.raises(ValueError, match=told):
-            longbench._parsed(body, "f")
+            longbench._parsed(body, "f", "trec")
+
+
+@pytest.mark.parametrize(("name", "value", "told"), [
+    ("input", None, "string"), ("context", ["c d"], "string"), ("answers", "the answer", "list of strings"),
+    ("answers", [], "list of strings"), ("answers", [1], "list of strings"), ("all_classes", None, "list of strings"),
+    ("all_classes", "xy", "list of strings"),
+])  # fmt: skip
+def test_data_of_longbench_are_texts(name, value, told):
+    """A string in the place of a list would be scored letter by letter; only classification needs classes."""
+    body = f"{json.dumps(TREC)}\n\n{json.dumps(TREC | {name: value})}".encode()
+    with pytest.raises(ValueError, match=f"^f, line 3: `{name}` is no {told}$"):
+        longbench._parsed(body, "f", "trec")
+    if name == "all_classes":
+        assert len(longbench._parsed(body, "f", "qasper")) == 2

@@ -269,6 +269,8 @@ def test_learned_positions_are_a_limit(name, limit, tokens, refused):
 class Words:
     """A tokeniser of others: a number a letter."""
 
+    vocab_size = 2
+
     def __init__(self, bos, eos):
         self.deprecation_warnings = {}
         self.bos_token_id, self.eos_token_id = bos, eos
@@ -287,7 +289,7 @@ def test_tokenisers_of_others():
     for given, ids in (((1, 2), (1, 2)), ((None, 2), (2, 2)), ((1, None), (1, None)), ((0, 2), (0, 2))):
         others = Words(*given)
         codec = TextCodec(others)
-        assert (codec.bos_id, codec.eos_id, codec.kind) == (*ids, None)
+        assert (codec.bos_id, codec.eos_id, codec.kind, codec.highest_id) == (*ids, None, max(1, ids[0]))
         assert list(others.deprecation_warnings.values()) == [True], "said already"
         assert codec.decode([ids[0], 65, *([] if ids[1] is None else [ids[1]]), 66]) == "AB"
         assert codec.answer("ab", "c") == codec.encode(" c") == [32, 99]
@@ -500,8 +502,14 @@ def test_what_is_loaded_is_put_where_it_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr("eval.shell.loading._know_foreign", moved.append)
     monkeypatch.setattr("models.build.load_model", lambda folder: SimpleNamespace(to=lambda device: (folder, device)))
     assert loaded.model == (Path("folder"), "cuda:1") and moved == [Path("folder")]
-    monkeypatch.setattr("eval.shell.loading.load_tokenizer", lambda name: name)
-    assert loaded.tokenizer == "folder" and Loaded(subject(tokenizer_name="named"), "cpu").tokenizer == "named"
+    monkeypatch.setattr("eval.shell.loading.vocab_size", lambda model: 9)
+    monkeypatch.setattr("eval.shell.loading.load_tokenizer", lambda name: SimpleNamespace(name=name, highest_id=len(name)))
+    assert loaded.tokenizer.name == "folder" and Loaded(subject(tokenizer_name="named"), "cpu").tokenizer.name == "named"
+    Loaded(subject(tokenizer_name="8 digits"), "cpu").tokenizer  # noqa: B018
+    with pytest.raises(
+        ValueError, match=r"^the tokeniser has ids up to 9, the model.s vocabulary is 9: name its own with --tok"
+    ):
+        Loaded(subject(tokenizer_name="ninedigit"), "cpu").tokenizer  # noqa: B018
     with pytest.raises(ValueError, match="run is not finished"):
         Loaded(subject(run=1, path=tmp_path, folder=tmp_path / "export"), "cpu").model  # noqa: B018
     (tmp_path / "export").mkdir()

@@ -187,10 +187,24 @@ def test_runs_that_an_evaluation_refuses(kind, given, run, why):
             spec.check(run, COUNTS)
 
 
+@pytest.mark.parametrize(("kind", "given"), [
+    ("lm_eval", dict(tasks=("copa", "copa"))), ("longbench", dict(tasks=("qasper", "trec", "qasper"))),
+    ("ruler", dict(lengths=(8, 8))), ("ruler", dict(lengths=(8,), tasks=("niah_single_1",) * 2)),
+    ("needle", dict(lengths=(400, 400))), ("needle_choice", dict(depths=(50, 50.0))),
+    ("context_use", dict(contexts=(9, 9), places=(999,), num_documents=1)),
+    ("context_use", dict(contexts=(9,), places=(999, 999), num_documents=1)),
+    ("decoding", dict(lengths=(99, 99), documents=1)), ("decoding", dict(lengths=(99,), batch_sizes=(1, 1), documents=1)),
+])  # fmt: skip
+def test_what_gives_rows_is_named_once(kind, given):
+    """Else all would be measured, and its rows refused since they appear twice."""
+    with pytest.raises(ValueError, match="is there twice: name each once"):
+        KINDS[kind](**given)
+
+
 @pytest.mark.parametrize(("kind", "given", "why"), [
     ("lm_eval", dict(tasks=()), "name at least one lm-eval task"),
     ("lm_eval", dict(tasks=("own",), include="local"), "task own;"),
-    ("longbench", dict(tasks=()), "unknown LongBench task"), ("longbench", dict(tasks=("trec", "own")), "task own;"),
+    ("longbench", dict(tasks=()), "name at least one LongBench task"), ("longbench", dict(tasks=("trec", "own")), "task own;"),
     ("ruler", dict(tasks=(), lengths=(9,)), "name at least one task"), ("ruler", dict(lengths=()), "and one length"),
     ("context_use", dict(contexts=(), places=(9,), num_documents=1), "name at least one context"),
     ("context_use", dict(contexts=(9,), places=(), num_documents=1), "and one place"),

@@ -11,7 +11,6 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -205,7 +204,7 @@ def test_folders_whose_names_are_markup_are_told_as_they_are(asked, tmp_path, mo
                   f"done  corpus in {run.corpus.folder} ", f"ready in {run.corpus.folder}", f"a: {run.folder.path}\n",
                   f"  {odd}\n", f"{odd.name}  needle-1, score"):  # fmt: skip
         assert place in told.getvalue(), place
-    monkeypatch.setattr(command.plan, "corpus_at", lambda *given: SimpleNamespace(spec=run.spec.data))
+    monkeypatch.setattr(command.plan, "corpus_at", lambda *given: run.corpus)
     monkeypatch.setattr(command.adopt, "adopt", lambda *given: run.folder)
     assert command.main(["adopt", str(odd), "--as", "fox_pro"]) == 0
     assert f"adopted as {run.folder.path};" in capsys.readouterr().out.replace("\n", " ")

@@ -7,18 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.prepare import prepare
 from data.recall import RecallTask
+from data.tokenizer import train_bpe
 from experiments import graph
-from experiments.__main__ import main
+from experiments.__main__ import Adopt, main
 from experiments.adopt import adopted_run
 from experiments.artefact import artefacts
-from experiments.plan import make_plan, write_specs
+from experiments.plan import corpus_at, make_plan, write_specs
 from experiments.recipes import Recipe, model_spec
 from experiments.request import Request
 from experiments.scales import SCALES
 from models.build import build_model
 from tests.texts import write_texts
 from training import manifest
+from training.command_line import parse
 
 FIG2 = "fig2_per_token_loss"
 DRAW_FILES = ("[]", "{}", "null", "[{}]", "[" * 100_000)
@@ -103,6 +106,7 @@ def test_a_damaged_checkpoint_is_not_adopted(folders, texts, tmp_path, capsys):
     """Known by the manifest that it came with."""
     published, where = tmp_path / "published", ["--data", f"text:{texts}", *folders[: folders.index("--results-dir")]]
     build_model(model_spec("fox_llama", SCALES["tiny"], 512)).save_pretrained(published)
+    (published / "tokenizer.json").write_text("{}")
     manifest.seal(published, run_id="theirs")
     whole = (published / "model.safetensors").read_bytes()
     (published / "model.safetensors").write_bytes(whole[:-400] + bytes(byte ^ 255 for byte in whole[-400:]))
@@ -112,6 +116,22 @@ def test_a_damaged_checkpoint_is_not_adopted(folders, texts, tmp_path, capsys):
     assert not Path(folders[1]).exists()
     (published / "model.safetensors").write_bytes(whole)
     assert main(["adopt", str(published), "--as", "fox_llama", *where]) == 0
+
+
+def test_a_checkpoint_comes_with_the_tokeniser_of_its_corpus(folders, texts, tmp_path, capsys):
+    """A BPE trained on other text goes by the same name, and has as many ids."""
+    published, where = tmp_path / "published", ["--data", f"text:{texts}", *folders[: folders.index("--results-dir")]]
+    build_model(model_spec("fox_llama", SCALES["tiny"], 512)).save_pretrained(published)
+    command = ["adopt", str(published), "--as", "fox_llama", *where]
+    capsys.readouterr()
+    assert f"{published} has no tokeniser to check against the corpus (bpe-512)" in mistake(capsys, command)
+    train_bpe(["another text"], 512).to_hf().save_pretrained(published)
+    corpus = prepare(corpus_at(parse(Adopt, command[1:], "", ""), SCALES["tiny"]))
+    capsys.readouterr()
+    assert "tokeniser of published gives held-out text other ids" in mistake(capsys, command)
+    assert not Path(folders[1]).exists()
+    corpus.tokenizer.to_hf().save_pretrained(published)
+    assert main(command) == 0
 
 
 def test_an_empty_folder_of_texts(folders, tmp_path, capsys):
@@ -175,7 +195,9 @@ def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
     """Adopted once, it is planned instead of training; another model's weights are refused."""
     scale = SCALES["tiny"]
     model = build_model(model_spec("fox_llama", scale, 512))
-    model.save_pretrained(tmp_path / "published")
+    for name in ("published", "other"):
+        model.save_pretrained(tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text("{}")
     given = ["--data", f"text:{texts}", *folders]
     where = given[: given.index("--results-dir")]
     assert main(["adopt", str(tmp_path / "published"), "--as", "fox_llama", *where]) == 0
@@ -209,7 +231,7 @@ def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
         found = list((tmp_path / "elsewhere" / "tiny").rglob("adopted.json"))
         assert len(found) == 1 and found[0].parent.name != run.folder.path.name
         shutil.move(found[0].parent, tmp_path / f"adopted-{number}" / found[0].parent.name)
-        (tmp_path / "other" / "tokenizer.json").write_text("{}")
+        (tmp_path / "other" / "tokenizer.json").write_text("[]")
     assert len({path.name for path in tmp_path.glob("adopted-*/*")}) == 2
     another = write_texts(tmp_path / "another", documents=12, sentences_each=200)
     with pytest.raises(ValueError, match=r"fox_llama-\w+ was adopted for another corpus"):

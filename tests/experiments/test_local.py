@@ -58,6 +58,8 @@ if action == "progress":
 time.sleep(1.0 if action == "gpu" else 0.1)
 with open(folder / "order", "a") as file:
     file.write(f"end {name}\\n")
+if action == "mistake":
+    print("error: a mistake", flush=True)
 if action == "delete":
     shutil.rmtree(folder / "logs")
 sys.exit({"again": 75, "mistake": 2, "delete": 2}.get(action, 0))
@@ -104,6 +106,14 @@ def test_tasks_wait_for_what_they_need_and_failures_leave_the_rest_alone(task, t
     lines = order(tmp_path)
     assert lines.index("end a") < lines.index("begin b")
     assert "begin after-bad" not in lines and "end c" in lines
+
+
+def test_what_the_last_start_said_is_shown(task):
+    """And not again what its log has of earlier ones."""
+    for _ in range(3):
+        shown = io.StringIO()
+        run_tasks([task("bad", "mistake")], 1, 1, "cpu", Console(file=shown, width=500))
+        assert shown.getvalue().count("error: a mistake") == 1
 
 
 def test_a_folder_whose_name_is_markup_ends_nothing(tmp_path):

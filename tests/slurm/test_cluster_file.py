@@ -1,5 +1,6 @@
 """The cluster file: a mistake is one line, every field is described with its default, and the examples are valid."""
 
+import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,6 +25,11 @@ def test_the_examples_are_valid(name):
     cluster = read_cluster(CLUSTERS / f"{name}.toml")
     assert cluster.device == "cuda" and cluster.train.gpus
     assert {path.stem for path in CLUSTERS.glob("*.toml")} == {"university", "containers", "typed_gpus"}
+
+
+def test_setup_may_be_any_command(tmp_path):
+    lines = ["shopt -s extglob", "ls !(x)", "for name in a b; do module load $name; done", "source env\nsh"]
+    assert read_cluster(write(tmp_path, setup=json.dumps(lines))).setup == tuple(lines)
 
 
 def test_every_field_is_described_with_its_default():
@@ -96,6 +102,8 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"sbatch": '{comment = "a"}', "draw": '{sbatch = {job-name = "b"}}'}, "both comment and job-name"),
         ({"scratch": '"$NOWHERE/fox"'}, "scratch: $NOWHERE/fox names a variable that is not set in this shell"),
         ({"setup": '"module load cuda"'}, "setup: Input should be a valid array"),
+        ({"setup": '["module load x; (", "true"]'}, "setup: 'module load x; (' is no whole command: /bin/bash: "),
+        ({"setup": '["true", "if true"]'}, "setup: 'if true' is no whole command: /bin/bash: "),
         ({"partition": "gpu"}, "is not TOML"),
         ({"partition": "[" * 10_000}, "is not TOML"),
         ({"time_limit_hours": "inf"}, "time_limit_hours: Input should be a finite number"),

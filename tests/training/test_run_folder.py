@@ -98,7 +98,10 @@ def test_damaged_metrics_of_a_finished_run_are_an_error(make_run, start):
     for number in (2, 5):
         run.metrics_file.write_bytes(whole)
         alter(run.metrics_file, number)
-        with pytest.raises(ValueError, match=r"metrics\.jsonl does not hold the 6 steps .*5 lines are whole.*delete .* run"):
+        with pytest.raises(
+            ValueError,
+            match=r"metrics\.jsonl does not hold the 6 steps .*5 lines are whole.*bring it back from a copy.*delete .* run",
+        ):
             run.read_metrics()
     run.metrics_file.write_bytes(b"\n".join(whole.split(b"\n")[:-2]) + b"\n")
     with pytest.raises(ValueError, match="5 lines are whole"):
