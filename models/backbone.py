@@ -172,10 +172,9 @@ class Backbone(nn.Module):
             start, cache.begun = cache.seq_start, True
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
         else:
+            # Not on a GPU, which would have to be waited for.
             looks = cache is not None and not torch.compiler.is_compiling()
-            if (
-                looks and attention_mask is not None and attention_mask.device.type == "cpu"
-            ):  # a GPU would have to be waited for
+            if looks and attention_mask is not None and attention_mask.device.type == "cpu":
                 refuse_padding_after_tokens(attention_mask)
             padding = _padding(attention_mask, cached)
             if cache is not None and padding is not None:
