@@ -194,7 +194,7 @@ def test_what_is_said_of_a_task_that_has_ended(monkeypatch, tmp_path, action, re
     pool = local._Pool([own, other], 1, 1, "cpu", console)
     pool.waiting.popleft()
     pool.free.clear()
-    running = SimpleNamespace(task=own, gpus=[""], seconds=3.0, log=own.log)
+    running = SimpleNamespace(task=own, gpus=[""], seconds=3.0, log=own.log, before={})
     pool.running = [running]
     pool._ended(running, 2)
     assert asked == [(own.journal, pool.job, tmp_path, 2)] and pool.free == [""] and pool.running == []

@@ -181,8 +181,9 @@ def test_lost_rows_that_nothing_asks_for_any_more_are_told_with_what_brings_the_
 
 @pytest.fixture
 def published(tmp_path) -> Path:
-    """A checkpoint of fox_pro at tiny."""
+    """A checkpoint of fox_pro at tiny, with a tokeniser that nothing here reads."""
     build_model(model_spec("fox_pro", SCALES["tiny"], 512)).save_pretrained(tmp_path / "published")
+    (tmp_path / "published" / "tokenizer.json").write_text("{}")
     return tmp_path / "published"
 
 
@@ -190,7 +191,7 @@ def adopted(asked, published: Path, where: str) -> Plan:
     """A plan of Figure 2 whose only run was adopted into a folder of its own, and evaluated."""
     asked = replace(asked, artefacts=(FIG2,), only=("fox_pro",), runs_dir=asked.runs_dir.with_name(where))
     corpus = corpus_at(asked, SCALES["tiny"], rehearsal=False)
-    adopt(published, Recipe("fox_pro", "fox_pro", "tiny"), corpus.spec, asked.runs_dir)
+    adopt(published, Recipe("fox_pro", "fox_pro", "tiny"), corpus.spec, None, asked.runs_dir)
     plan = make_plan(replace(asked, results_dir=asked.results_dir.with_name("theirs")))
     (run,) = plan.runs.values()
     assert run.folder.finished and run.spec.weights is not None
@@ -207,7 +208,7 @@ def test_a_damaged_adopted_model_is_whole_when_it_is_adopted_again(asked, publis
     file.write_bytes(whole[: -100 - cut] + bytes(100))
     with pytest.raises(ValueError, match="damaged"):
         run.folder.check_export()
-    again = adopt(published, Recipe("fox_pro", "fox_pro", "tiny"), run.spec.data, run.folder.path.parents[1])
+    again = adopt(published, Recipe("fox_pro", "fox_pro", "tiny"), run.spec.data, None, run.folder.path.parents[1])
     again.check_export()
     assert again.path == run.folder.path and file.read_bytes() == whole
 
