@@ -33,7 +33,8 @@ class Artefact:
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
     table, which is what is drawn where there is no `draw(study)`; `findings(study)`: what they say, in sentences. `axes`: the
     axes that it can draw, each with the values that it knows or their type; None is the value of a line that does not have the
-    axis. `pictured`: it has a `draw` of its own."""
+    axis. `more(scale, seeds, models)`: the recipes of models that it does not declare, where its lines are not models as they
+    are at a scale. `pictured`: it has a `draw` of its own."""
 
     stem: str
     folder: str
@@ -47,6 +48,7 @@ class Artefact:
     claims: tuple[Claim, ...] = ()
     looks: Mapping[str, Look] = field(default_factory=dict)
     axes: Mapping[str, Collection[object] | type | UnionType] = field(default_factory=dict)
+    more: Callable[[Scale, tuple[int, ...], Collection[str]], Iterable[Recipe]] | None = None
     pictured: bool = False
     findings: Callable[[Study], Sequence[str]] = lambda study: ()
 
@@ -73,7 +75,7 @@ class Artefact:
 
 DECLARED = ("runs", "evals", "summary")
 """Parts that every artefact's file has."""
-OPTIONAL = ("draw", "findings", "CLAIMS", "LOOKS", "AXES")
+OPTIONAL = ("draw", "findings", "more", "CLAIMS", "LOOKS", "AXES")
 """Parts that some have."""
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
 """Artefacts that `run` makes when none is named: the paper's main experiments, whose runs are shared."""

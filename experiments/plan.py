@@ -164,11 +164,14 @@ def _as_found(runs_dir: Path, spec: RunSpec) -> RunSpec:
 
 
 def _recipes(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
-    """Return what an artefact declares and, where its lines are models as they are, the models that are wanted besides."""
+    """Return what an artefact declares and, where its lines are models, the models that are wanted besides."""
     found = list(artefact.runs(scale, request.seeds))
-    plain = [recipe for recipe in found if recipe == Recipe(recipe.name, recipe.name, recipe.scale, recipe.seed)]
-    places = dict.fromkeys((recipe.scale, recipe.seed) for recipe in plain if len(plain) == len(found))
-    more = [Recipe(name, name, *place) for place in places for name in request.also]
+    if artefact.more:
+        more = list(artefact.more(scale, request.seeds, request.also))
+    else:
+        plain = [recipe for recipe in found if recipe == Recipe(recipe.name, recipe.name, recipe.scale, recipe.seed)]
+        places = dict.fromkeys((recipe.scale, recipe.seed) for recipe in plain if len(plain) == len(found))
+        more = [Recipe(name, name, *place) for place in places for name in request.also]
     return found + [recipe for recipe in more if recipe not in found]
 
 

@@ -107,7 +107,7 @@ def _attention(scale: Scale, changes: Changes, *, pro: bool = False, fox: bool =
 
 def _alibi(scale: Scale, changes: Changes, *, pro: bool = False) -> Changes:
     """FoX with the fixed gate that is ALiBi: slopes 2^(-8 h / H) of heads h = 1 .. H."""
-    fox = _attention(scale, changes, pro=pro, fox=True)
+    fox = {**_attention(scale, changes, pro=pro, fox=True), **changes}
     return {**fox, "forget_gate": "fixed", "decay_time_min": 2.0 ** (8 / fox["num_heads"]), "decay_time_max": 256.0}
 
 

@@ -27,6 +27,7 @@ from experiments.artefact import FOLDERS, Artefact, artefacts
 from experiments.collect import drawn_file
 from experiments.forks import begin
 from experiments.pages import ROOT, drawn_starts, minutes_of, write_changed, write_pages
+from experiments.recipes import Recipe
 from experiments.scales import SCALES, Scale, get_scale
 from results.atomic import write_atomic
 from results.provenance import commit_name
@@ -197,8 +198,13 @@ def _makes(artefact: Artefact, scale: str, study: Study) -> int:
     """Count the runs that the command of an artefact makes."""
     seeds = tuple(sorted({line.seed for line in study.lines}))
     text = DataSpec(source="any", tokenizer="bytes", vocab_size=512, bos_id=0, document_len=2**20, fingerprint="any")
-    declared = {recipe.run_spec(text).run_id for recipe in artefact.runs(get_scale(scale), seeds)}
-    return len(declared) + len(_more(artefact, scale, study)) * len(seeds)
+    more = _more(artefact, scale, study)
+    recipes = [*artefact.runs(get_scale(scale), seeds)]
+    if artefact.more:
+        recipes += artefact.more(get_scale(scale), seeds, more)
+    else:
+        recipes += [Recipe(model, model, scale, seed) for model in more for seed in seeds]
+    return len({recipe.run_spec(text).run_id for recipe in recipes})
 
 
 def _also(artefact: Artefact, scale: str, study: Study) -> str:
@@ -207,8 +213,12 @@ def _also(artefact: Artefact, scale: str, study: Study) -> str:
 
 
 def _more(artefact: Artefact, scale: str, study: Study) -> list[str]:
-    declared = {recipe.series for recipe in artefact.runs(get_scale(scale), (0,))}
-    return [*dict.fromkeys(line.model for line in study.lines if not line.axes and line.series not in declared)]
+    declared = list(artefact.runs(get_scale(scale), (0,)))
+    if artefact.more:
+        names = {recipe.name for recipe in declared}
+        return [*dict.fromkeys(line.model for line in study.lines if line.model not in names)]
+    series = {recipe.series for recipe in declared}
+    return [*dict.fromkeys(line.model for line in study.lines if not line.axes and line.series not in series)]
 
 
 def _took(study: Study, makes: int) -> str:

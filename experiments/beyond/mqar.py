@@ -5,6 +5,7 @@ queries among blanks; with fewer symbols than there). What is kept of the keys i
 fixed size in the recurrent models. Every model is tried at the same learning rates, and shown at the one that is best for it
 with as many keys. Not in the paper."""
 
+from dataclasses import fields
 from itertools import product
 
 import pandas as pd
@@ -16,7 +17,7 @@ from analysis.style import WIDTH, Files, plt, publish
 from analysis.tables import Column, Table, over_seeds
 from data.recall import RecallTask
 from experiments.evaluations import key_recall as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import model_spec, recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 from experiments.stick_breaking import stick_recall
 
@@ -35,6 +36,24 @@ def runs(scale, seeds):
         "hgrn2": dict(**grid.model(), expand_ratio=head),
         "delta_net": dict(**grid.model(), head_dim=head),
     }
+    yield from _trainings(scale, seeds, models)
+
+
+def more(scale, seeds, models):
+    """Other models, in the sizes that they share with these."""
+    grid = sizes_at(scale, stick_recall.SIZES, stick_recall.__name__)
+    head, width = grid.hidden_size // grid.num_heads, 2 * grid.hidden_size
+    sizes = dict(**grid.attention(), head_dim=head, ssm_state_size=head, fox_every=grid.num_layers, fox_mlp_width=width,
+                 mamba_mlp_width=width)  # fmt: skip
+    declared = {recipe.name for recipe in runs(scale, seeds[:1])}
+    known = {model: {each.name for each in fields(model_spec(model, scale, vocab_size=1))} for model in models}
+    others = {model: {name: sizes[name] for name in sizes if name in known[model]} for model in models if model not in declared}
+    yield from _trainings(scale, seeds, others)
+
+
+def _trainings(scale, seeds, models):
+    """Yield the recipes of models, each with its sizes, for every number of keys and learning rate."""
+    grid = sizes_at(scale, stick_recall.SIZES, stick_recall.__name__)
     for num_keys in sizes_at(scale, SIZES, __name__):
         symbols = max(num_keys, grid.num_symbols)
         task = RecallTask(num_keys=num_keys, num_assignments=1, num_queries=1, num_symbols=symbols, pairs_first=True)

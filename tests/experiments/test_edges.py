@@ -242,6 +242,19 @@ def test_how_rows_that_are_there_differ(monkeypatch, tmp_path, eval_id, differen
     assert collected.left_out == [f"{eval_id} of a"] and not asked
 
 
+@pytest.mark.parametrize(("stem", "makes"), [("mqar", 5), ("fig2_per_token_loss", 7)])
+def test_a_command_asks_for_models_besides_and_counts_them(stem, makes):
+    asked = artefact.artefacts()[stem]
+    lines = [
+        SimpleNamespace(model=model, series=(model, "x"), axes={}, seed=seed)
+        for model in ("mamba3", "alibi")
+        for seed in (0, 1)
+    ]
+    study = SimpleNamespace(lines=lines)
+    assert render._also(asked, "tiny", study) == " --also mamba3 --also alibi"
+    assert render._makes(asked, "tiny", study) == 2 * (makes + 2)
+
+
 def test_what_is_collected_is_read_or_not_there(monkeypatch, tmp_path):
     spec = spec_of(tmp_path)
     line, seen = spec.lines[0].line, []

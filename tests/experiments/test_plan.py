@@ -21,7 +21,7 @@ from experiments.collect import collect
 from experiments.fox import fig7_gate_types
 from experiments.overview import count, print_plan
 from experiments.plan import Run, make_plan, write_specs
-from experiments.recipes import recipes
+from experiments.recipes import NAMES, recipes
 from experiments.request import Request
 from experiments.scales import SCALES, TINY, for_ablations, sizes_at
 from experiments.stick_breaking import stick_recall
@@ -385,6 +385,19 @@ def test_models_besides_are_lines_where_lines_are_models(asked):
         make_plan(replace(asked, also=("nothing",)))
     with pytest.raises(ValueError, match="--also alibi: the lines of fig7_gate_types are not one per model; leave it out"):
         make_plan(replace(asked, artefacts=("fig7_gate_types",), also=("fox_pro", "alibi")))
+
+
+def test_models_besides_recall_in_the_sizes_of_recalls_own(asked):
+    """Every model there is; ALiBi with the slopes of as many heads as it then has."""
+    plan = make_plan(replace(asked, artefacts=("mqar",), also=NAMES))
+    models = {run.spec.name: run.spec.model for run in plan.runs.values()}
+    assert models.keys() == set(NAMES)
+    sizes = {name: (model.hidden_size, model.num_params) for name, model in models.items()}
+    assert {width for width, _ in sizes.values()} == {64}
+    assert all(0.8 < count / sizes["fox_pro"][1] < 1.5 for _, count in sizes.values()), sizes
+    assert models["alibi"].decay_time_min == 2.0 ** (8 / models["alibi"].num_heads)
+    own = make_plan(replace(asked, artefacts=("mqar",)))
+    assert own.runs.keys() < plan.runs.keys() and len(own.runs) == 5
 
 
 def test_a_judge_that_nothing_asks_is_refused(asked):
