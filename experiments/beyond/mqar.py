@@ -83,7 +83,7 @@ def draw(study: Study) -> Files:
     """Draw bars, with every seed as a dot."""
     table = shares(study)
     models = ordered(table.index.get_level_values("model"))
-    figure, axes = plt.subplots(figsize=(WIDTH, 2.7))
+    figure, axes = plt.subplots(figsize=(WIDTH, 2.7 + 0.15 * max(0, len(models) // 3 - 2)))  # for a legend of more lines
     width = 0.8 / len(models)
     for place, model in enumerate(models):
         own, style = table.loc[model], style_of(model)
