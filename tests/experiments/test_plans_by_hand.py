@@ -370,7 +370,7 @@ def test_corpora_that_a_rehearsal_does_without(scale, data, found):
 
 def test_models_are_added_where_all_lines_are_models():
     """At every scale and seed of them; one that is there already is not there twice."""
-    of = lambda *found: SimpleNamespace(runs=lambda scale, seeds: found)  # noqa: E731
+    of = lambda *found, more=None: SimpleNamespace(runs=lambda scale, seeds: found, more=more)  # noqa: E731
     two = [replace(PLAIN, seed=seed) for seed in (0, 1)]
     added = [Recipe("mamba2", "mamba2", "tiny", seed) for seed in (0, 1)]
     request = Request(also=("mamba2", "fox_pro"))
@@ -378,6 +378,10 @@ def test_models_are_added_where_all_lines_are_models():
     changed = replace(PLAIN, label="other", train={"peak_lr": 1.0})
     assert plan._recipes(of(*two, changed), TINY, request) == [*two, changed]
     assert plan._recipes(of(), TINY, request) == []
+    own = lambda scale, seeds, models: [replace(changed, name=model, seed=seed) for model in models for seed in seeds]  # noqa: E731
+    besides = [replace(changed, name="mamba2"), replace(changed, name="fox_pro")]
+    assert plan._recipes(of(changed, more=own), TINY, replace(request, seeds=(changed.seed,))) == [
+        changed, *(each for each in besides if each != changed)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("only", "line", "asked"), [
