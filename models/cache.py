@@ -38,7 +38,7 @@ class DecodingCache:
         self.rows = 0
         """Sequences of the batch."""
         self.dtype: torch.dtype | None = None
-        """What the layers compute in: that of the weights, or autocast's."""
+        """Dtype that the layers compute in: that of the weights, or autocast's."""
         self.free = 0
         """Tokens for which each list of what remains has places (`longest`)."""
         self.position: Tensor | None = None
