@@ -10,10 +10,10 @@ from itertools import product
 
 import pandas as pd
 
-from analysis.names import ordered, style_of
+from analysis.names import ordered, style_of, title
 from analysis.panels import band_note
 from analysis.study import Study
-from analysis.style import WIDTH, Files, plt, publish
+from analysis.style import DPI, WIDTH, Files, plt, publish
 from analysis.tables import Column, Table, over_seeds
 from data.recall import RecallTask
 from experiments.evaluations import key_recall as evals  # noqa: F401
@@ -80,24 +80,25 @@ def shares(study: Study) -> pd.DataFrame:
 
 
 def draw(study: Study) -> Files:
-    """Draw bars, with every seed as a dot."""
+    """Draw a panel per number of keys, with a bar per model and every seed as a dot."""
     table = shares(study)
     models = ordered(table.index.get_level_values("model"))
-    figure, axes = plt.subplots(figsize=(WIDTH, 2.7 + 0.15 * max(0, len(models) // 3 - 2)))  # for a legend of more lines
-    width = 0.8 / len(models)
-    for place, model in enumerate(models):
-        own, style = table.loc[model], style_of(model)
-        x = [index + (place - (len(models) - 1) / 2) * width for index in range(len(table.columns))]
-        axes.bar(x, own.mean(), width * 0.92, color=style.colour, label=style.label)
-        if len(own) > 1:
-            axes.plot(x, own.to_numpy().T, ".", color="#222222", markersize=3)
-    axes.set_xticks(range(len(table.columns)), [f"{keys} keys" for keys in table.columns])
-    axes.set(ylim=(0, 103), ylabel="queries answered (%)")
+    size = (WIDTH, 1.1 + 0.19 * len(models))
     symbols = study.spec(study.lines[0].run_id)["data"]["recall"]["num_symbols"]
+    figure, panels = plt.subplots(ncols=len(table.columns), sharey=True, squeeze=False, figsize=size)
+    figure.set_dpi(DPI)  # long labels grow with hinting: room is made for them as they are drawn
+    for axes, keys in zip(panels[0], table.columns, strict=True):
+        for place, model in enumerate(models):
+            own = table.loc[model][keys].dropna()
+            axes.barh(place, own.mean(), 0.8, color=style_of(model).colour)
+            if len(own) > 1:
+                axes.plot(own, [place] * len(own), ".", color="#222222", markersize=3)
+        axes.axvline(100 / symbols, color="#555555", linestyle=(0, (4, 3)), linewidth=0.8)
+        axes.set(title=f"{keys} keys", xlim=(0, 103), ylim=(len(models) - 0.5, -0.5), xlabel="queries answered (%)")
+        axes.grid(visible=False, axis="y")
+    panels[0, 0].set_yticks(range(len(models)), [title(model) for model in models])
     zoologys = any(is_zoologys(study, line.run_id) for line in study.lines)
     layout = "all pairs come first" if zoologys else "pairs and queries mixed, values may repeat: not yet Zoology's layout"
-    axes.axhline(100 / symbols, color="#555555", linestyle=(0, (4, 3)), linewidth=0.8)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=7)
     asked = f"every key is assigned and asked for once ({layout}); dashed: guessing one of {symbols} values"
     means = table.groupby("model").mean().reset_index().melt("model", value_name="percent")
     return publish(study, figure, means, asked, band_note(study.seed_counts.values()), stick_recall.rates_note(answers(study)))
