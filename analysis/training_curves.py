@@ -79,13 +79,17 @@ def summary(study: Study) -> Table:
 
 def measured(study: Study, subject: str) -> pd.DataFrame:
     """Training speeds, one row per label, in the paper's order of models: those of the machine and length that most labels were
-    timed by, of equals the newest. Where `subject`, the model of the figure, was timed by the step of trainings, only rows of
-    that step: an earlier one of the evaluation's own was slower, and not for all alike. ValueError if there are none."""
+    timed by, of equals the newest. `triton`: its version. Where `subject`, the model of the figure, was timed by the step of
+    trainings, only rows of that step: an earlier one of the evaluation's own was slower, and not for all alike. ValueError if
+    there are none."""
     wanted = {"mode": "train", "step": "stepper"}
     if all(line.model != subject for line, _, _ in study.evaluations(SPEED, **wanted)):
         wanted = {"mode": "train"}
     rows = study.stored(SPEED, "training speeds", **wanted)
-    dates = sorted((meta["created"], meta["eval_id"]) for _, _, meta in study.evaluations(SPEED, **wanted))
+    found = study.evaluations(SPEED, **wanted)
+    dates = sorted((meta["created"], meta["eval_id"]) for _, _, meta in found)
+    tritons = {(line.run_id, meta["eval_id"]): meta["provenance"]["versions"].get("triton", "?") for line, _, meta in found}
+    rows["triton"] = [tritons[key] for key in zip(rows["run_id"], rows["eval_id"], strict=True)]
     newest = {eval_id: date for date, eval_id in dates}
 
     def timed(alike: pd.DataFrame) -> tuple[int, str]:

@@ -101,7 +101,9 @@ def draw(study: Study) -> Files:
     layout = "all pairs come first" if zoologys else "pairs and queries mixed, values may repeat: not yet Zoology's layout"
     asked = f"every key is assigned and asked for once ({layout}); dashed: guessing one of {symbols} values"
     means = table.groupby("model").mean().reset_index().melt("model", value_name="percent")
-    return publish(study, figure, means, asked, band_note(study.seed_counts.values()), stick_recall.rates_note(answers(study)))
+    rates = stick_recall.at_best(answers(study)).groupby(["model", "num_keys"], as_index=False)["peak_lr"].first()
+    notes = (asked, band_note(study.seed_counts.values()), stick_recall.rates_note(answers(study)))
+    return publish(study, figure, means.merge(rates, how="left"), *notes)
 
 
 def summary(study: Study) -> Table:

@@ -8,6 +8,7 @@ and the numbers that a model keeps to decode 16,384 tokens. Right: the same by p
 figures measured of these models. No claim is judged."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -307,13 +308,16 @@ def _placed(behind: Mapping[str, Estimate], unit: str = "nats") -> tuple[bool, s
 
 
 def findings(study: Study) -> list[str]:
-    """Five sentences to take away, first those that FoX (Pro), or who trusts these rows, would rather not hear."""
+    """Five sentences to take away, first those that FoX (Pro), or who trusts these rows, would rather not hear: -1 where it is
+    behind, 0 where it is not first alone."""
     fox, curves = ranking(study)
     rest, others = [curve for curve in curves if curve is not fox], elsewhere(study)
     alone, placed = _placed({name(curve): difference(curve, fox) for curve in rest})
     effort = {len(found) for found in tried(study, curves)}
     tuned = "one learning rate each, none tuned here" if effort == {1} else "learning rates tried: see the table"
-    told = [(alone, f"Loss within the training context ({tokens(fox.train_len)} tokens; {tuned}): {placed}.")]
+    told: list[tuple[int, str]] = [
+        (alone, f"Loss within the training context ({tokens(fox.train_len)} tokens; {tuned}): {placed}.")
+    ]
     told += [_beyond(fox, rest, others["context_use"]), _state(study, fox, rest), _retrieval(others), _limits(study, curves)]
     return [sentence for _, sentence in sorted(told, key=lambda each: each[0])]
 
@@ -346,19 +350,27 @@ def _state(study: Study, fox: LossCurve, rest: Iterable[LossCurve]) -> tuple[boo
     return not less, f"{'; '.join(parts)}."
 
 
-def _retrieval(others: Mapping[str, list[Measure]]) -> tuple[bool, str]:
-    parts, best = [], True
+def _retrieval(others: Mapping[str, list[Measure]]) -> tuple[int, str]:
+    told = [_recalled(others["mqar"])] if others["mqar"] else []
     for column, cells, behind in (each for own in others.values() for each in own if each.behind and FOX in each.cells):
         alone, placed = _placed({title(model): each for model, each in behind.items()}, "points")
         what = column.title.removesuffix(" (%)")
-        parts.append(f"{what[0].upper()}{what[1:]} ({cells[FOX].effect:.1f}% with FoX (Pro)): {placed}")
-        best &= alone
-    for column, cells, _ in others["mqar"][-1:]:
-        shares = {title(model): float(np.mean(cell)) for model, cell in cells.items()}
-        shown = ", ".join(f"{model} {shares[model]:.1f}" for model in sorted(shares, key=lambda each: -shares[each]))
-        parts.append(f"{column.title}, by small models trained to: {shown}")
-        best &= shares.get(title(FOX)) == max(shares.values())
-    return best and bool(parts), f"{'. '.join(parts) or 'Of retrieval nothing was measured'}."
+        told.append((alone, f"{what[0].upper()}{what[1:]} ({cells[FOX].effect:.1f}% with FoX (Pro)): {placed}"))
+    sentences = ". ".join(each for _, each in told) or "Of retrieval nothing was measured"
+    return min((rank for rank, _ in told), default=0), f"{sentences}."
+
+
+def _recalled(measures: Sequence[Measure]) -> tuple[int, str]:
+    """Say what FoX (Pro) recalls, and who else at least half of the most keys; first, -1 where it does not, and 0 where it is
+    not best."""
+    keys = [each.column.key.removeprefix("keys_") for each in measures]
+    shares = [{model: float(np.mean(cell)) for model, cell in each.cells.items()} for each in measures]
+    most, fox = shares[-1], [share.get(FOX, math.nan) for share in shares]
+    able = sorted((model for model in most if most[model] >= 50 and model != FOX), key=lambda model: -most[model])
+    own = ", ".join(f"{share:.1f}% of {count}" for count, share in zip(keys, fox, strict=True))
+    names = ", ".join(f"{title(model)} {most[model]:.1f}%" for model in able) or "none"
+    rank = -1 if able and not fox[-1] >= 50 else int(fox[-1] == max(most.values()))
+    return rank, f"Keys recalled by small models trained to: FoX (Pro) {own}; others that recall half of {keys[-1]}: {names}"
 
 
 def _limits(study: Study, curves: list[LossCurve]) -> tuple[bool, str]:

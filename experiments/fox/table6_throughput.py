@@ -55,13 +55,19 @@ def summary(study: Study) -> Table:
     theirs = {label: printed[line["model"]] for label, line in lines.items() if line["model"] in printed}
     paper = {label: [line.get(column.key) for column in kept] for label, line in theirs.items()}
     note = (
-        f"{about(study, corpus=False)} Measured on {rows['machine'].iloc[0]}, context {tokens(rows['seq_len'].iloc[0])}, "
+        f"{about(study, corpus=False)} Measured on {_place(rows)}, context {tokens(rows['seq_len'].iloc[0])}, "
         "with fresh weights; in square brackets the range of the repetitions. Relative speeds are those of steps that "
         "alternated with Transformer (LLaMA)'s in one process. Speeds depend on the GPU and its kernels: only ratios between "
         "models can be set beside the paper's (760M, context 16k, four L40S). Counts "
         "are truncated as in the paper (which rounds the FLOPs of HGRN2)."
     )
     return Table("Parameters, FLOPs and training throughput", kept, values, note, paper, ranges=ranges)
+
+
+def _place(rows: pd.DataFrame) -> str:
+    """Name the machine of rows, with the version of Triton on a GPU."""
+    triton = "" if rows["peak_memory_gib"].isna().all() else f", Triton {' or '.join(sorted(rows['triton'].unique()))}"
+    return f"{rows['machine'].iloc[0]}{triton}"
 
 
 def _is_shown(key: str, lines: list[Line]) -> bool:

@@ -26,6 +26,7 @@ from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 AXES = {"num_keys": int, "peak_lr": float | None}
 ANSWERS = {"correct": "answered correctly", "stale": "answered with an earlier value"}
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
+NAMED = 8  # models of which a note has room for the best learning rates
 LEARNED = 50.0
 """Ours, in percent: to name the most frequent value of a sequence answers 3% with many keys, a quarter in the shortest."""
 
@@ -104,15 +105,15 @@ def answered(study: Study) -> pd.DataFrame:
 
 
 def rates_note(rows: pd.DataFrame) -> str:
-    """Say which learning rates were tried, where there were several, and where the best ones were."""
-    tried = sorted(rows["peak_lr"].unique())
+    """Say which learning rates were tried, where there were several, and of a few models which were the best."""
+    tried, models, parts = sorted(rows["peak_lr"].unique()), ordered(rows["model"]), []
     if len(tried) < 2:
         return ""
-    parts = []
-    for model in ordered(rows["model"]):
+    for model in models if len(models) <= NAMED else ():
         own = at_best(rows[rows["model"] == model]).groupby("num_keys")["peak_lr"].first()
         parts.append(f"{style_of(model).label} {', '.join(f'{rate:g}' for rate in own)}")
-    return f"each at the best of learning rates {', '.join(f'{rate:g}' for rate in tried)}: {'; '.join(parts)}"
+    named = f": {'; '.join(parts)}" if parts else ""
+    return f"each at the best of learning rates {', '.join(f'{rate:g}' for rate in tried)}{named}"
 
 
 def draw(study: Study) -> Files:

@@ -20,10 +20,11 @@ from tests import synthetic
 
 
 def timed(label, speed, machine="m", seq_len=64, step="stepper", created="2025-01-01", mode="train"):
-    line = SimpleNamespace(label=label, model=label)
+    line = SimpleNamespace(label=label, model=label, run_id=f"{label}{speed}")
     rows = pd.DataFrame({"machine": [machine], "seq_len": [seq_len], "tokens_per_s": [speed]})
     spec = {"mode": mode, "step": step, "seq_len": seq_len, "machine": machine}
-    return line, rows, {"spec": spec, "created": created, "eval_id": f"throughput-{machine}{seq_len}{step}"}
+    own = {"created": created, "provenance": {"versions": {"triton": f"3.{speed:.0f}"}}}
+    return line, rows, {"spec": spec, "eval_id": f"throughput-{machine}{seq_len}{step}", **own}
 
 
 def speeds_of(*found):
@@ -34,7 +35,10 @@ def speeds_of(*found):
     def stored(kind, what, **wanted):
         assert what == "training speeds"
         return pd.concat(
-            [rows.assign(label=line.label, eval_id=meta["eval_id"]) for line, rows, meta in chosen(kind, **wanted)]
+            [
+                rows.assign(label=line.label, run_id=line.run_id, eval_id=meta["eval_id"])
+                for line, rows, meta in chosen(kind, **wanted)
+            ]
         )
 
     return SimpleNamespace(evaluations=chosen, stored=stored)
@@ -51,7 +55,8 @@ def speeds_of(*found):
     ([timed("a", 1.0), timed("a", 2.0, mode="generate", created="2026")], [1]),
 ])  # fmt: skip
 def test_speeds_are_of_one_machine_and_length(found, speeds):
-    assert measured(speeds_of(*found), "a")["tokens_per_s"].tolist() == speeds
+    rows = measured(speeds_of(*found), "a")
+    assert rows["tokens_per_s"].tolist() == speeds and rows["triton"].tolist() == [f"3.{speed}" for speed in speeds]
 
 
 COLUMNS = [Column("a", "A", 1, "higher"), Column("b", "B_x", 2, "lower", "signed"), Column("c", "C", 0, "", "check")]

@@ -215,10 +215,20 @@ def test_what_a_small_state_costs_is_said(tmp_path, models, words):
 @pytest.mark.parametrize(
     ("shares", "recall", "words", "welcome"),
     [
-        ((0.8, 0.2), (1.0, 0.5), ["no model can be told to be ahead of FoX (Pro)", "FoX (Pro) 100.0, Mamba-2 50.0"], True),
+        (
+            (0.8, 0.2),
+            (1.0, 0.5),
+            [
+                "no model can be told to be ahead of FoX (Pro)",
+                "FoX (Pro) 100.0% of 16; others that recall half of 16: Mamba-2 50.0%.",
+            ],
+            True,
+        ),
         ((0.2, 0.8), (1.0, 0.5), ["ahead of FoX (Pro): Mamba-2 by ", "points ["], False),
         ((0.5, 0.5), (1.0, 0.5), ["none of 1 others can be told from FoX (Pro)"], False),
-        ((0.8, 0.2), (0.5, 1.0), ["16 keys recalled (%), by small models trained to: Mamba-2 100.0, FoX (Pro) 50.0"], False),
+        ((0.8, 0.2), (0.5, 1.0), ["FoX (Pro) 50.0% of 16; others that recall half of 16: Mamba-2 100.0%."], False),
+        ((0.8, 0.2), (0.1, 0.4), ["FoX (Pro) 10.0% of 16; others that recall half of 16: none."], False),
+        ((0.8, 0.2), (0.1, 1.0), ["FoX (Pro) 10.0% of 16; others that recall half of 16: Mamba-2 100.0%."], False),
     ],
 )
 def test_retrieval_is_told_from_needles_last_words_and_recall(tmp_path, shares, recall, words, welcome):
@@ -230,6 +240,8 @@ def test_retrieval_is_told_from_needles_last_words_and_recall(tmp_path, shares, 
     own = one_of(sentences, "Easy needle, chosen of ten")
     assert all(each in own for each in words) and "Last words (" in own
     assert (sentences.index(own) > sentences.index(one_of(sentences, "Not known"))) is welcome
+    rank, _ = successors._retrieval(successors.elsewhere(store.study("successors")))
+    assert (rank < 0) is (recall == (0.1, 1.0)), "what others learn and it does not comes first of all"
     again = one_of(told(filled(tmp_path / "none", {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)), "retrieval")
     assert again == "Of retrieval nothing was measured."
 
