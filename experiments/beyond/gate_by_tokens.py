@@ -227,8 +227,7 @@ def draw(study: Study) -> Files:
     notes = (
         f"mean over the training context of {tokens(study.train_len)}",
         f"{count_range(seeds, 'seeds' if max(seeds) > 1 else 'seed')} of each model",
-        "bars: 95% intervals (documents by source, and seeds)",
-        *_refuted(found),
+        "intervals: documents by source, and seeds",
         "lines are cut at the frame",
     )
     return publish(study, figure, drawn, *notes)

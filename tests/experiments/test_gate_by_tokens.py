@@ -176,7 +176,7 @@ def test_of_a_law_that_is_refuted_nothing_is_drawn_or_printed(tmp_path, monkeypa
     drawn = pd.read_csv(gate_by_tokens.draw(drawn_from)[2])
     assert set(drawn.loc[drawn["block"] == "Pro", "what"]) == {"measured", "law", "paper"}
     assert set(drawn.loc[drawn["block"] == "LLaMA", "what"]) == {"measured", "paper"}
-    assert [each for each in seen if "no power law fits:" in each] and "no power law fits the LLaMA block (" in "".join(seen)
+    assert ["no power law fits:" in each for each in seen if "no power law fits" in each] == [True], "said once, in its panel"
     table = gate_by_tokens.summary(drawn_from)
     (*_, paper), (*_, ends) = table.rows.values(), table.ranges.values()
     assert paper[2] > 0 and math.isnan(paper[3]) and ends[3] is None
