@@ -604,21 +604,24 @@ def test_at_the_floor_without_recall_the_figure_says_so(tmp_path):
     assert "no model finds it: all scores are at the floor" in Image.open(png).info["Description"]
 
 
-def test_choices_are_drawn_beside_the_scores_and_judged_where_these_are_at_the_floor(tmp_path):
+@pytest.mark.parametrize("floor", [True, False])
+def test_choices_are_drawn_and_judged_where_scores_are_at_the_floor_and_else_drawn_beside_them(tmp_path, floor):
     store, rng = synthetic.Store(tmp_path, train_len=128), np.random.default_rng(1)
     for model, share in (("fox_pro", 0.8), ("mamba2", 0.15)):
-        scores = synthetic.needle_rows(model, rng, train_len=128, lengths=(64, 200), depths=(0.0, 50.0)).assign(score=1.0)
+        scores = synthetic.needle_rows(model, rng, train_len=128, lengths=(64, 200), depths=(0.0, 50.0))
         choices = synthetic.choice_rows(rng, share, lengths=(64, 200), depths=(0.0, 50.0))
-        store.add(STEM4, model, [("needle", scores), ("needle_choice", choices)])
+        store.add(STEM4, model, [("needle", scores.assign(score=1.0) if floor else scores), ("needle_choice", choices)])
     study = store.study(STEM4)
     paths = fig4_needle.draw(study)
-    assert [path.name for path in paths if path.suffix == ".png"] == ["fig4_needle.png", "fig4_needle-choice.png"]
-    assert "all scores are at the floor" in Image.open(paths[0]).info["Description"]
-    assert (
-        f"{choices['sample'].nunique()} needles a cell whose word is the likeliest of ten, from 10% by guessing"
-        in Image.open(paths[3]).info["Description"]
-    )
-    cells, rows = pd.read_csv(paths[5]), study.rows("needle_choice")
+    pictures = [path for path in paths if path.suffix == ".png"]
+    beside = [] if floor else ["fig4_needle-choice.png"]
+    assert [path.name for path in pictures] == ["fig4_needle.png", *beside], "no picture of scores that are all the same"
+    *others, note = (Image.open(path).info["Description"] for path in pictures)
+    assert f"{choices['sample'].nunique()} needles a cell whose word is the likeliest of ten, from 10% by guessing" in note
+    assert ("no score leaves the floor, so choices are drawn: " in note) == floor and "floor" not in "".join(others)
+    if not floor:
+        return
+    cells, rows = pd.read_csv(paths[-1]), study.rows("needle_choice")
     assert cells["right"].sum() == pytest.approx(
         rows.groupby(["model", "mode", "length", "depth"])["right"].mean().sum(), rel=1e-4
     )
