@@ -69,7 +69,8 @@ def draw(study: Study) -> Files:
     blocks = {model: found for model in BLOCKS if DATA_DEPENDENT in (found := gates(study, model))}
     if not blocks:
         raise ValueError(f"{study.stem}: others are drawn beside the data-dependent gate, which is not stored; run it, too")
-    longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
+    stored = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
+    longest = [*dict.fromkeys((*sizes_at(get_scale(study.scale), SIZES, __name__), *stored))]  # colours whatever is stored
     others = tuple(GATES)[1:]
     count = len(others)
     figure, panels = plt.subplots(1, count * len(blocks), figsize=(WIDTH * count * len(blocks) / 4, 2.75), squeeze=False)

@@ -544,6 +544,18 @@ def test_figure_3_shows_the_end_of_the_text_of_a_head_that_forgets_within_a_cell
     assert limits == ((512 - 64, 512), (0, 512))
 
 
+def test_a_gate_that_is_0_is_as_dark_as_one_below_the_colours_and_not_as_white_as_the_future(tmp_path):
+    rows = gates(tmp_path, layers=1).rows("gate_maps")
+    own = (rows["quantity"] == "F") & (rows["head"] == 2)
+    rows = rows.assign(value=rows["value"].mask(own & (rows["col"] == 14) & (rows["row"] == 15), 0.0))
+    figure, axes = plt.subplots()
+    fig3_forget_gates.matrix(axes, rows, (0, 2), "F", 32)
+    picture = axes.images[0]
+    colours = picture.to_rgba(picture.get_array())
+    plt.close(figure)
+    assert tuple(colours[-1, -2]) == plt.get_cmap("viridis")(0.0) and tuple(colours[-2, -1]) == (1, 1, 1, 1)
+
+
 def test_figure_3_shows_the_first_seed_and_sums_up_all(tmp_path):
     study = gates(tmp_path, seeds=2, models=("fox_pro", "fox_llama"), seq_len=1024)
     assert set(pd.read_csv(fig3_forget_gates.draw(study)[2])["seed"]) == {0}
@@ -678,6 +690,17 @@ def test_figure_7_has_two_panels_per_block_and_the_papers_window_in_proportion(t
     table = pd.read_csv(paths[2])
     assert set(table["model"]) == {"fox_pro", "fox_llama"}
     assert table.groupby("model")["label"].nunique().tolist() == [5, 5]
+
+
+def test_a_decay_time_has_its_colour_whatever_else_is_stored(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(fig7_gate_types, "legend_of", lambda figure, styles, **_: seen.append(styles[-1]))
+    for stored in ((4, 32), (32,)):
+        store, rows = synthetic.Store(tmp_path / f"{stored}", train_len=128), synthetic.loss_rows(np.full(512, 3.0))
+        for axes in ({"gate": "full"}, *({"gate": "fixed", "longest": each} for each in stored)):
+            store.add("fig7_gate_types", str(axes), [("per_token_loss", rows)], model="fox_pro", name=str(axes), axes=axes)
+        fig7_gate_types.draw(store.study("fig7_gate_types"))
+    assert seen[0] == seen[1] and seen[0].label.endswith(" 32")
 
 
 def test_training_curves_leave_out_steps_that_were_not_applied(tmp_path):
