@@ -107,17 +107,18 @@ def draw(study: Study, beyond: bool = False) -> Files:
         frames += [line.frame(label=curve.label, model=curve.model) for curve, line in shown]
     grid[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
     smooth = f"smoothed over {', '.join(map(str, sorted(windows)))} tokens" if windows else ""
+    smooth += f"{', ' * bool(windows)}by context in logarithmic bins" if "context" in panels else ""
     marked = ("dashed vertical: training length", _absent_note(study)) if beyond else (_steps_note(study, panels),)
-    return publish(study, figure, frames, smooth, band_note(study.seed_counts.values()), *marked)
+    return publish(study, figure, frames, "Pro block", smooth, band_note(study.seed_counts.values()), *marked)
 
 
 def _steps_note(study: Study, panels: dict[str, dict[str, list[LossCurve]]]) -> str:
     """Say how many texts a step has of the sequences of each context."""
     curves = sorted((curve for own in panels.get("context", {}).values() for curve in own), key=lambda curve: curve.train_len)
-    steps = [str(steps) for steps in dict.fromkeys(_sequences(study, curve) for curve in curves)]
-    if len(steps) > 1:
-        return f"contexts differ in their sequences a step, too: {', '.join(steps)}"
-    return f"contexts: cut from {steps[0]} pieces of text a step" if len(curves) > len(PAIR) else ""
+    steps = {tokens(curve.train_len): _sequences(study, curve) for curve in curves}
+    if len(set(steps.values())) > 1:
+        return f"sequences a step: {', '.join(f'{count} of {context}' for context, count in steps.items())}"
+    return f"contexts: cut from {next(iter(steps.values()))} pieces of text a step" if len(curves) > len(PAIR) else ""
 
 
 def _absent_note(study: Study) -> str:

@@ -678,10 +678,11 @@ def test_the_appendix_names_the_lines_of_figure_6_that_it_lacks(tmp_path):
     assert said in Image.open(appendix_extrapolation.draw(study)[0]).info["Description"]
 
 
-def test_figure_6_says_that_contexts_differ_in_sequences_a_step(tmp_path):
+def test_figure_6_says_whose_losses_how_smoothed_and_of_how_many_sequences_a_step_they_are(tmp_path):
     study = scales(tmp_path)
     note = Image.open(fig6_scale.draw(study)[0]).info["Description"]
-    assert "contexts differ in their sequences a step, too: 8, 4" in note
+    assert "Pro block \N{MIDDLE DOT} smoothed over 17 tokens, by context in logarithmic bins" in note
+    assert "sequences a step: 8 of 128, 4 of 256" in note
 
 
 def test_figure_7_has_two_panels_per_block_and_the_papers_window_in_proportion(tmp_path):
