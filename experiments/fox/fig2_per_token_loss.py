@@ -26,7 +26,7 @@ from experiments.recipes import main_models as runs  # noqa: F401
 
 PAPER_LOSS_RANGE, PAPER_PERPLEXITY_RANGE = (1.47, 1.67), (4.4, 5.5)
 GAP_POINTS = 160
-SHADED = "shaded: 95% interval (sources, seeds), its width that of a band of positions"
+SHADED = "shaded: 95% interval (sources, seeds) of the stored stretch around"
 IN_TABLE_3 = {
     "fox_pro": "FoX (Pro)", "transformer_pro": "FoX (Pro) - forget gate + RoPE",
     "fox_llama": "FoX (LLaMA)", "transformer_llama": "Transformer (LLaMA)",
@@ -64,7 +64,7 @@ def draw(study: Study) -> Files:
 
 
 def _dashed(study: Study) -> str:
-    return f"dashed: training length {tokens(study.train_len)}"
+    return f"dashed vertical: training length {tokens(study.train_len)}"
 
 
 def _limits(lines: Sequence[panels.Drawn], study: Study, of_paper: tuple[float, float]) -> tuple[float, float]:

@@ -91,7 +91,7 @@ def draw(study: Study) -> Files:
         frames += [losses[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]
     legend_of(figure, list(entries.values()), columns=3)
     panels[0, 0].set_ylabel("Difference of $L(i)$ (nats)")
-    what, dashed = "$L(i)$ minus the data-dependent gate's", f"dashed: training length {tokens(train_len)}"
+    what, dashed = "$L(i)$ minus the data-dependent gate's", f"dashed vertical: training length {tokens(train_len)}"
     shared = f"the {'two ' * (count == 2)}panels of a block share their axis"
     notes = f"{what}, smoothed over {window} tokens", band_note(study.seed_counts.values()), dashed, shared, max(cuts)
     return publish(study, figure, frames, *notes)
