@@ -23,7 +23,7 @@ from analysis.pruning import skipped
 from analysis.seeds import RECURRENT_KINDS, size_of
 from analysis.statistics import LEVEL, Estimate
 from analysis.study import Study, study_file
-from analysis.style import tokens
+from analysis.style import tokens, trained_elsewhere
 from analysis.tables import to_markdown
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, Timed, timed
@@ -286,7 +286,7 @@ def fill(template: Path, facts: Facts) -> str:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     filters = (nats, times, percent, millions, words, when, title, tokens)
     shared = (by_model, change, compare, difference, loss_curves, order, papers, perplexity, seeds_apart, shrinks, skipped,
-              timed, worths, zip)  # fmt: skip
+              timed, trained_elsewhere, worths, zip)  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {function.__name__: function for function in shared}
     constants = {

@@ -153,7 +153,7 @@ def draw(study: Study) -> Files:
     notes = (
         f"{first.bytes_SDP.shape[1]} held-out documents of {tokens(first.positions[-1])} tokens, "
         + count_range(counts, "seeds" if max(counts) > 1 else "seed"),
-        "left: mean, shaded: 80% of the documents, dashed: training length",
+        "left: mean, shaded: 80% of the documents, dashed vertical: training length",
         "bottom: all queries of one document",
         *([known] if any(each.ahead for each in found.values()) else []),
     )

@@ -100,8 +100,8 @@ def draw(study: Study) -> Files:
     first = next(iter(found.values()))
     shortest, start = tokens(int(first.contexts_C[0])), tokens(_early(first))
     words = {
-        "all": ("change of loss (nats)", f"more than {shortest} tokens"),
-        "late": ("change of loss (nats)", f"more than {start} tokens"),
+        "all": ("change of loss (nats)", f"given more than {shortest} tokens"),
+        "late": ("change of loss (nats)", f"given more than {start} tokens"),
         "lead": ("lead of FoX (nats)", "Transformer minus FoX"),
     }
     rows = _rows_of(list(found))
@@ -115,17 +115,16 @@ def draw(study: Study) -> Files:
         _lines(axes, own)
         doublings_axis(axes, _apart(sorted(set(whole["context"]))))
         limits = _limits(whole[whole["context"].isin(first.inside)], whole)
-        axes.set(ylim=limits, xlabel="tokens of context $c$", ylabel=ylabel, title="" if below else title_of)
+        axes.set(ylim=limits, xlabel="tokens of context $c$", ylabel=ylabel, title=f"others, {title_of}" if below else title_of)
         training_length_line(axes, first.train_len)
     legend_of(figure, [style_of(model) for model in found], markers=True)
     documents, places = first.losses_SDPC.shape[1:3]
     fewer = _fewer(first, first.everywhere, int(first.contexts_C[-1]))
     notes = (
-        "both ends of a segment are of the same tokens, in all models: "
-        f"{first.targets} at {places} places of each of {documents} documents",
+        f"the same tokens at every context: {first.targets} at {places} places of each of {documents} documents",
         f"{fewer}, whose change is added to the value at {tokens(first.everywhere)}" if fewer else "",
-        f"mean of {seeds_of(found)}; bars: 95% intervals (documents by source, and seeds), side by side about their context",
-        f"dashed: training length {tokens(first.train_len)}; lines are cut at the frame",
+        f"mean of {seeds_of(found)}; bars: 95% intervals (documents by source, and seeds)",
+        f"dashed vertical: training length {tokens(first.train_len)}; lines are cut at the frame",
     )
     return publish(study, figure, drawn, *notes)
 

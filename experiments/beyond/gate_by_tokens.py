@@ -99,7 +99,11 @@ class Law(NamedTuple):
     def p(self) -> float:
         """Probability of so large a chi^2 if the law held. The errors are known from few seeds: chi^2 / df is held to an F
         distribution with the fewest degrees of freedom of any of them. 1 of two worths, which any law fits."""
-        return f_beyond(self.df, min(log.df for log in self.logs), self.chi2 / self.df) if self.df else 1.0
+        return f_beyond(self.df, self._fewest, self.chi2 / self.df) if self.df else 1.0
+
+    @property
+    def _fewest(self) -> float:
+        return min(log.df for log in self.logs)
 
     @property
     def refuted(self) -> bool:
@@ -108,7 +112,7 @@ class Law(NamedTuple):
     @property
     def fit(self) -> str:
         """Words for how well the law fits; none of two worths."""
-        return f"\N{GREEK SMALL LETTER CHI}\N{SUPERSCRIPT TWO} {self.chi2:.1f}, {self.df} df, p {self.p:.1g}" if self.df else ""
+        return f"F({self.df}, {self._fewest:.2g}) = {self.chi2 / self.df:.1f}, p {self.p:.1g}" if self.df else ""
 
     @property
     def exponent(self) -> Estimate:
@@ -223,8 +227,7 @@ def draw(study: Study) -> Files:
     notes = (
         f"mean over the training context of {tokens(study.train_len)}",
         f"{count_range(seeds, 'seeds' if max(seeds) > 1 else 'seed')} of each model",
-        "bars: 95% intervals (documents by source, and seeds)",
-        *_refuted(found),
+        "intervals: documents by source, and seeds",
         "lines are cut at the frame",
     )
     return publish(study, figure, drawn, *notes)

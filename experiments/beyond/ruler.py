@@ -56,7 +56,7 @@ def draw(study: Study) -> Files:
     panels[0, 0].set_ylabel("answers that are right (%)")
     legend_of(figure, list(styles.values()), markers=True)
     frame = table.groupby("model", sort=False).mean().T.reset_index().melt(["task", "length"], value_name="percent")
-    dashed = f"dashed: training length {tokens(study.train_len)}"
+    dashed = f"dashed vertical: training length {tokens(study.train_len)}"
     return publish(study, figure, frame, _note(study), band_note(study.seed_counts.values()), dashed)
 
 

@@ -98,6 +98,7 @@ def draw(study: Study) -> Files:
         for axes in (left, right):
             axes.tick_params(labelsize=9)
         left.set(ylim=(len(rows) - 0.4, -0.6), title=kind)
+        left.text(-0.04, 1, f"state at {tokens(DECODED)} (numbers)", transform=left.transAxes, ha="right", va="bottom")
         position_axis(right, train_len, fox.length, pieces=4, ylim=limits)
         left.axvline(0, color="#222222", linewidth=0.8)
         right.axhline(0, color="#222222", linewidth=0.8)
@@ -107,8 +108,8 @@ def draw(study: Study) -> Files:
     grid[0][1].set(title="and by position")
     grid[-1][1].set(xlabel="Token index $i$")
     mean = (
-        f"left: mean over the training context of {tokens(train_len)}, bars: 95% (documents by source, and seeds), beside the "
-        f"numbers kept to decode {DECODED:,} tokens; right: by position"
+        f"left: mean over the training context of {tokens(train_len)}, bars: 95% (documents by source, and seeds); state: the "
+        f"numbers kept to decode {DECODED:,} tokens, no parameters"
     )
     cut = "" if table["behind"].dropna().between(*limits).all() else "curves that leave the frame go on outside"
     seeds = band_note(len(curve.seeds) for curve in curves).split(", bands")[0]

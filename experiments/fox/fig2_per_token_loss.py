@@ -26,7 +26,7 @@ from experiments.recipes import main_models as runs  # noqa: F401
 
 PAPER_LOSS_RANGE, PAPER_PERPLEXITY_RANGE = (1.47, 1.67), (4.4, 5.5)
 GAP_POINTS = 160
-SHADED = "shaded: 95% interval (sources, seeds), its width that of a band of positions"
+SHADED = "shaded: 95% interval (sources, seeds) of the stored stretch around"
 IN_TABLE_3 = {
     "fox_pro": "FoX (Pro)", "transformer_pro": "FoX (Pro) - forget gate + RoPE",
     "fox_llama": "FoX (LLaMA)", "transformer_llama": "Transformer (LLaMA)",
@@ -42,11 +42,14 @@ def draw(study: Study) -> Files:
     perplexities = [panels.Drawn(line.style, line.x, perplexity(curve.losses_SN)[:, line.x - 1]) for line, curve in both]
     table = _table(curves, loss_smoothed=losses, perplexity=perplexities)
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.35))
-    what, shown, wild = "Per-token loss $L(i)$ (nats)", losses, list[str]()
-    # Where the curves lie in the paper's frame, they are drawn as there: its text is long enough to be as hard everywhere.
-    if len(curves) > 1 and _limits(losses, study, PAPER_LOSS_RANGE) != PAPER_LOSS_RANGE:
-        shown, table["mean_of_models"], wild = panels.without_text(losses, train_len)
-        what = "$L(i)$ minus models' mean (nats)"
+    what, shown = "Per-token loss $L(i)$ (nats)", losses
+    less, text_X, wild = panels.without_text(losses, train_len)
+    # Where the curves lie in the paper's frame, they are drawn as there: its text is long enough to be as hard everywhere. So
+    # are they where the mean is of one model, which would be a level line.
+    if len(losses) - len(wild) > 1 and _limits(losses, study, PAPER_LOSS_RANGE) != PAPER_LOSS_RANGE:
+        shown, table["mean_of_models"], what = less, text_X, "$L(i)$ minus models' mean (nats)"
+    else:
+        wild = []
     cuts = []
     for axes, lines, of_paper, ylabel, xlabel in (
         (left, shown, PAPER_LOSS_RANGE, what, "Token index $i$"),
@@ -61,7 +64,7 @@ def draw(study: Study) -> Files:
 
 
 def _dashed(study: Study) -> str:
-    return f"dashed: training length {tokens(study.train_len)}"
+    return f"dashed vertical: training length {tokens(study.train_len)}"
 
 
 def _limits(lines: Sequence[panels.Drawn], study: Study, of_paper: tuple[float, float]) -> tuple[float, float]:

@@ -96,7 +96,8 @@ def matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: floa
     chosen = rows[(rows["layer"] == head[0]) & (rows["head"] == head[1]) & (rows["quantity"] == quantity)]
     size = int(chosen["row"].max()) + 1 if len(chosen) else 1
     matrix = np.full((size, size), np.nan)
-    matrix[chosen["row"].to_numpy(), chosen["col"].to_numpy()] = chosen["value"].to_numpy()
+    shown = np.maximum(chosen["value"], np.finfo(float).tiny)  # 0 has no logarithm, and would be as white as the future
+    matrix[chosen["row"].to_numpy(), chosen["col"].to_numpy()] = shown
     first = 0
     if head_statistics(rows)["half_life_tokens"].to_dict()[head] < cell:
         first = size - max(1, size // ZOOM)

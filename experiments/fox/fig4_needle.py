@@ -39,21 +39,22 @@ PAPER_BEYOND = (19_600 / 16_384, 32_000 / 16_384)
 
 
 def draw(study: Study) -> Files:
-    """Write, where choices are stored, figures/STEM-choice.*, too; the CSV files hold the means of cells over samples and
-    seeds."""
-    found = measures(study)
-    if CHOICE not in found:
-        return _publish(study, needles(study))
-    return [*(_publish(study, found[SCORE]) if SCORE in found else []), *_publish(study, found[CHOICE], "choice")]
+    """Draw what is judged, and choices beside scores that leave the floor, in figures/STEM-choice.*; the CSV files hold the
+    means of cells over samples and seeds."""
+    found, judged = measures(study), needles(study)
+    if judged.kind == SCORE and CHOICE in found:
+        return [*_publish(study, judged), *_publish(study, found[CHOICE], part="choice")]
+    floor = "no score leaves the floor, so choices are drawn: " if judged.kind == CHOICE and SCORE in found else ""
+    return _publish(study, judged, floor)
 
 
-def _publish(study: Study, found: Needles, part: str = "") -> Files:
+def _publish(study: Study, found: Needles, floor: str = "", part: str = "") -> Files:
     measured = [name for name in (*COLUMNS.values(), "exact", "fuzzy") if name in found.rows]
     cells = found.rows.groupby(["label", "mode", "length", "depth"], as_index=False, sort=False)[measured].mean()
     counts = found.rows.groupby(["label", "mode"])["seed"].nunique()
     seeds = f"mean of {count_range(counts, 'seeds')}" if counts.max() > 1 else "one seed per model"
     dashed = f"dashed: training length {tokens(study.train_len)}"
-    return publish(study, _draw(study, found), cells, found.note, seeds, dashed, part=part)
+    return publish(study, _draw(study, found), cells, floor + found.note, seeds, dashed, part=part)
 
 
 def _draw(study: Study, found: Needles) -> Figure:

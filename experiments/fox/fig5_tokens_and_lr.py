@@ -73,7 +73,7 @@ def draw(study: Study, mode: str = MODE) -> Files:
         parts[1].supylabel("depth", fontsize=7.5)
         parts[1].supxlabel("context length (tokens)", fontsize=7.5)
     frames = [line.frame(label=curve.label) for curve, line in zip(curves, lines, strict=True)]
-    smooth, dashed = f"smoothed over {window} tokens", f"dashed: training length {tokens(train_len)}"
+    smooth, dashed = f"smoothed over {window} tokens", f"dashed vertical: training length {tokens(train_len)}"
     notes = smooth, band_note(study.seed_counts.values()), dashed, without_note(wild), cut, found.note if found else ""
     return publish(study, figure, frames, *notes)
 

@@ -6,6 +6,7 @@ somewhat with size. The paper leaves open which architecture and which contexts 
 training context are means over quarters of a doubling."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ SIZES = {
     PAPERS: (("125m-2.7b", "360m-7.5b", "760m-48b"), (4096, 8192, 16384)),
 }
 """Scales whose models are compared, and training contexts."""
-PANELS = {"size": "Model size", "tokens": "Training tokens", "context": "Training context length"}
+PANELS = {"size": "Model size (width x layers)", "tokens": "Training tokens", "context": "Training context length"}
 """Titles of the panels by what is varied."""
 AXES = {"varied": PANELS, "value": str | int}
 Pair = tuple[LossCurve, LossCurve]
@@ -59,12 +60,19 @@ def printed(varied: str | float, value: str | float) -> str:
     return f"{float(value) / 1e6:.4g}M" if varied == "tokens" else str(value)
 
 
+def _short(varied: str | float, value: Any) -> str:
+    """Print what is varied as axes and other pages do."""
+    if not isinstance(value, int):
+        return str(value)
+    return tokens(value) if varied == "context" else f"{value / 1e6:.3g}M"
+
+
 def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:
-    """Return panel -> what is varied, as printed ("125M") -> curves, each in the order of the artefact's lines."""
+    """Return panel -> what is varied, as printed ("168M") -> curves, each in the order of the artefact's lines."""
     panels: dict[str | float, dict[str, list[LossCurve]]] = {}
     for curve in stored_curves(study):
         panel, value = curve.axes["varied"], curve.axes["value"]
-        panels.setdefault(panel, {}).setdefault(printed(panel, value), []).append(curve)
+        panels.setdefault(panel, {}).setdefault(_short(panel, value), []).append(curve)
     return {panel: panels[panel] for panel in PANELS if panel in panels}
 
 
@@ -107,17 +115,18 @@ def draw(study: Study, beyond: bool = False) -> Files:
         frames += [line.frame(label=curve.label, model=curve.model) for curve, line in shown]
     grid[0, 0].set_ylabel("Per-token loss $L(i)$ (nats)")
     smooth = f"smoothed over {', '.join(map(str, sorted(windows)))} tokens" if windows else ""
+    smooth += f"{', ' * bool(windows)}by context in logarithmic bins" if "context" in panels else ""
     marked = ("dashed vertical: training length", _absent_note(study)) if beyond else (_steps_note(study, panels),)
-    return publish(study, figure, frames, smooth, band_note(study.seed_counts.values()), *marked)
+    return publish(study, figure, frames, "Pro block", smooth, band_note(study.seed_counts.values()), *marked)
 
 
 def _steps_note(study: Study, panels: dict[str, dict[str, list[LossCurve]]]) -> str:
     """Say how many texts a step has of the sequences of each context."""
     curves = sorted((curve for own in panels.get("context", {}).values() for curve in own), key=lambda curve: curve.train_len)
-    steps = [str(steps) for steps in dict.fromkeys(_sequences(study, curve) for curve in curves)]
-    if len(steps) > 1:
-        return f"contexts differ in their sequences a step, too: {', '.join(steps)}"
-    return f"contexts: cut from {steps[0]} pieces of text a step" if len(curves) > len(PAIR) else ""
+    steps = {tokens(curve.train_len): _sequences(study, curve) for curve in curves}
+    if len(set(steps.values())) > 1:
+        return f"sequences a step: {', '.join(f'{count} of {context}' for context, count in steps.items())}"
+    return f"contexts: cut from {next(iter(steps.values()))} pieces of text a step" if len(curves) > len(PAIR) else ""
 
 
 def _absent_note(study: Study) -> str:

@@ -69,7 +69,8 @@ def draw(study: Study) -> Files:
     blocks = {model: found for model in BLOCKS if DATA_DEPENDENT in (found := gates(study, model))}
     if not blocks:
         raise ValueError(f"{study.stem}: others are drawn beside the data-dependent gate, which is not stored; run it, too")
-    longest = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
+    stored = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
+    longest = [*dict.fromkeys((*sizes_at(get_scale(study.scale), SIZES, __name__), *stored))]  # colours whatever is stored
     others = tuple(GATES)[1:]
     count = len(others)
     figure, panels = plt.subplots(1, count * len(blocks), figsize=(WIDTH * count * len(blocks) / 4, 2.75), squeeze=False)
@@ -90,7 +91,7 @@ def draw(study: Study) -> Files:
         frames += [losses[gate].frame(model=model, label=curve.label) for gate, curve in found.items()]
     legend_of(figure, list(entries.values()), columns=3)
     panels[0, 0].set_ylabel("Difference of $L(i)$ (nats)")
-    what, dashed = "$L(i)$ minus the data-dependent gate's", f"dashed: training length {tokens(train_len)}"
+    what, dashed = "$L(i)$ minus the data-dependent gate's", f"dashed vertical: training length {tokens(train_len)}"
     shared = f"the {'two ' * (count == 2)}panels of a block share their axis"
     notes = f"{what}, smoothed over {window} tokens", band_note(study.seed_counts.values()), dashed, shared, max(cuts)
     return publish(study, figure, frames, *notes)

@@ -90,7 +90,7 @@ def summary(study: Study) -> Table:
     tried = {model: {rate: found[model, rate].mean() for rate in rates if (model, rate) in found} for model in models}
     best = {model: min(values, key=lambda rate: values[rate]) for model, values in tried.items()}
     edges = [title(m) for m in models if len(tried[m]) > 2 and best[m] in (min(tried[m]), max(tried[m]))]
-    note = f"{about(study)} Best of each model bold."
+    note = about(study)
     chosen = [f"{title(model)} {line['peak_lr']:g}" for model, line in read("table5_peak_lr.csv").items() if model in models]
     note += f" The paper's choice at 760M and 48B tokens: {', '.join(chosen)}." if chosen else ""
     note += f" Best at the edge of what was tried: {', '.join(edges)}." if edges else ""

@@ -76,7 +76,7 @@ def draw(study: Study) -> Files:
         frames += map(pd.DataFrame, columns)
     legend_of(figure, styles)
     documents, seeds = f"{curves[0].num_documents:,} documents", band_note(len(curve.seeds) for curve in curves)
-    marked = f"dashed: training length {tokens(train_len)}, dotted: the paper's falls to {paper} times that"
+    marked = f"dashed vertical: training length {tokens(train_len)}, dotted: the paper's falls to {paper} times that"
     return publish(study, figure, [*frames, _draw_weights(right, study)], documents, seeds, marked, max(cuts))
 
 

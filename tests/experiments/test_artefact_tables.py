@@ -313,6 +313,7 @@ def test_learning_rates_by_held_out_perplexity_if_all_runs_have_it_else_by_train
     assert table.caption == "Learning rates: held-out perplexity P(64)"
     assert table.rows["LR 0.002"] == pytest.approx([np.exp(2), np.exp(3)])
     assert table.columns[0].better == "lower" and not any(map(any, table.marks().values())), "one seed"
+    assert "bold" not in to_markdown(table).lower(), "what is marked is said only where something is"
     assert "Best at the edge of what was tried: Transformer (Pro)." in table.note
     table = table_lr_grid.summary(grid(tmp_path / "b", lambda model, rate: rate < 3e-3))
     assert table.caption == "Learning rates: final training loss (nats)"

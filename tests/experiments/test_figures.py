@@ -544,6 +544,18 @@ def test_figure_3_shows_the_end_of_the_text_of_a_head_that_forgets_within_a_cell
     assert limits == ((512 - 64, 512), (0, 512))
 
 
+def test_a_gate_that_is_0_is_as_dark_as_one_below_the_colours_and_not_as_white_as_the_future(tmp_path):
+    rows = gates(tmp_path, layers=1).rows("gate_maps")
+    own = (rows["quantity"] == "F") & (rows["head"] == 2)
+    rows = rows.assign(value=rows["value"].mask(own & (rows["col"] == 14) & (rows["row"] == 15), 0.0))
+    figure, axes = plt.subplots()
+    fig3_forget_gates.matrix(axes, rows, (0, 2), "F", 32)
+    picture = axes.images[0]
+    colours = picture.to_rgba(picture.get_array())
+    plt.close(figure)
+    assert tuple(colours[-1, -2]) == plt.get_cmap("viridis")(0.0) and tuple(colours[-2, -1]) == (1, 1, 1, 1)
+
+
 def test_figure_3_shows_the_first_seed_and_sums_up_all(tmp_path):
     study = gates(tmp_path, seeds=2, models=("fox_pro", "fox_llama"), seq_len=1024)
     assert set(pd.read_csv(fig3_forget_gates.draw(study)[2])["seed"]) == {0}
@@ -604,21 +616,24 @@ def test_at_the_floor_without_recall_the_figure_says_so(tmp_path):
     assert "no model finds it: all scores are at the floor" in Image.open(png).info["Description"]
 
 
-def test_choices_are_drawn_beside_the_scores_and_judged_where_these_are_at_the_floor(tmp_path):
+@pytest.mark.parametrize("floor", [True, False])
+def test_choices_are_drawn_and_judged_where_scores_are_at_the_floor_and_else_drawn_beside_them(tmp_path, floor):
     store, rng = synthetic.Store(tmp_path, train_len=128), np.random.default_rng(1)
     for model, share in (("fox_pro", 0.8), ("mamba2", 0.15)):
-        scores = synthetic.needle_rows(model, rng, train_len=128, lengths=(64, 200), depths=(0.0, 50.0)).assign(score=1.0)
+        scores = synthetic.needle_rows(model, rng, train_len=128, lengths=(64, 200), depths=(0.0, 50.0))
         choices = synthetic.choice_rows(rng, share, lengths=(64, 200), depths=(0.0, 50.0))
-        store.add(STEM4, model, [("needle", scores), ("needle_choice", choices)])
+        store.add(STEM4, model, [("needle", scores.assign(score=1.0) if floor else scores), ("needle_choice", choices)])
     study = store.study(STEM4)
     paths = fig4_needle.draw(study)
-    assert [path.name for path in paths if path.suffix == ".png"] == ["fig4_needle.png", "fig4_needle-choice.png"]
-    assert "all scores are at the floor" in Image.open(paths[0]).info["Description"]
-    assert (
-        f"{choices['sample'].nunique()} needles a cell whose word is the likeliest of ten, from 10% by guessing"
-        in Image.open(paths[3]).info["Description"]
-    )
-    cells, rows = pd.read_csv(paths[5]), study.rows("needle_choice")
+    pictures = [path for path in paths if path.suffix == ".png"]
+    beside = [] if floor else ["fig4_needle-choice.png"]
+    assert [path.name for path in pictures] == ["fig4_needle.png", *beside], "no picture of scores that are all the same"
+    *others, note = (Image.open(path).info["Description"] for path in pictures)
+    assert f"{choices['sample'].nunique()} needles a cell whose word is the likeliest of ten, from 10% by guessing" in note
+    assert ("no score leaves the floor, so choices are drawn: " in note) == floor and "floor" not in "".join(others)
+    if not floor:
+        return
+    cells, rows = pd.read_csv(paths[-1]), study.rows("needle_choice")
     assert cells["right"].sum() == pytest.approx(
         rows.groupby(["model", "mode", "length", "depth"])["right"].mean().sum(), rel=1e-4
     )
@@ -663,10 +678,11 @@ def test_the_appendix_names_the_lines_of_figure_6_that_it_lacks(tmp_path):
     assert said in Image.open(appendix_extrapolation.draw(study)[0]).info["Description"]
 
 
-def test_figure_6_says_that_contexts_differ_in_sequences_a_step(tmp_path):
+def test_figure_6_says_whose_losses_how_smoothed_and_of_how_many_sequences_a_step_they_are(tmp_path):
     study = scales(tmp_path)
     note = Image.open(fig6_scale.draw(study)[0]).info["Description"]
-    assert "contexts differ in their sequences a step, too: 8, 4" in note
+    assert "Pro block \N{MIDDLE DOT} smoothed over 17 tokens, by context in logarithmic bins" in note
+    assert "sequences a step: 8 of 128, 4 of 256" in note
 
 
 def test_figure_7_has_two_panels_per_block_and_the_papers_window_in_proportion(tmp_path):
@@ -675,6 +691,17 @@ def test_figure_7_has_two_panels_per_block_and_the_papers_window_in_proportion(t
     table = pd.read_csv(paths[2])
     assert set(table["model"]) == {"fox_pro", "fox_llama"}
     assert table.groupby("model")["label"].nunique().tolist() == [5, 5]
+
+
+def test_a_decay_time_has_its_colour_whatever_else_is_stored(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(fig7_gate_types, "legend_of", lambda figure, styles, **_: seen.append(styles[-1]))
+    for stored in ((4, 32), (32,)):
+        store, rows = synthetic.Store(tmp_path / f"{stored}", train_len=128), synthetic.loss_rows(np.full(512, 3.0))
+        for axes in ({"gate": "full"}, *({"gate": "fixed", "longest": each} for each in stored)):
+            store.add("fig7_gate_types", str(axes), [("per_token_loss", rows)], model="fox_pro", name=str(axes), axes=axes)
+        fig7_gate_types.draw(store.study("fig7_gate_types"))
+    assert seen[0] == seen[1] and seen[0].label.endswith(" 32")
 
 
 def test_training_curves_leave_out_steps_that_were_not_applied(tmp_path):

@@ -11,7 +11,7 @@ from analysis.names import SEVEN
 from analysis.verdict import Status
 from experiments.fox import fig6_scale
 from experiments.fox.fig5_tokens_and_lr import c24, with_more_tokens
-from experiments.fox.fig6_scale import c25, c25b
+from experiments.fox.fig6_scale import c25, c25b, panels_of
 from experiments.fox.table_lr_grid import _spikes, c31, rates_of, rates_tried
 from experiments.scales import get_scale
 from tests import synthetic
@@ -84,6 +84,14 @@ def scale_study(tmp_path, leads, panel, noise=1e-3, sequences=8, piece_len=None)
             )
             add(store, "fig6_scale", f"{panel} {value}", model, loss, rng, **how)
     return store.study("fig6_scale")
+
+
+@pytest.mark.parametrize(
+    ("panel", "values", "printed"),
+    [("context", (512, 16_384), ["512", "16k"]), ("tokens", (83_886_080, 262_144), ["83.9M", "0.262M"])],
+)
+def test_what_is_varied_is_printed_as_axes_and_pages_print_it(tmp_path, panel, values, printed):
+    assert list(panels_of(scale_study(tmp_path, dict.fromkeys(values, 0.1), panel))[panel]) == printed
 
 
 def test_c25_asks_for_a_lead_that_grows_with_every_context(tmp_path):
