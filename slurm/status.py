@@ -129,7 +129,9 @@ def _queued_state(queued: QueuedJob, starts: int) -> tuple[str, str, str]:
         if queued.reason == "DependencyNeverSatisfied":
             return "waiting", queued.reason, f"what it waits for has failed: `scancel {queued.id}`, then resubmit"
         reason = "" if queued.reason in ("None", "Dependency") else queued.reason
-        return "requeued" if starts else "waiting" if queued.reason == "Dependency" else "pending", reason, ""
+        never = f"asks for what SLURM does not give ({reason}): `python -m slurm cancel`, mend the cluster file, then `run`"
+        error = never if client.NEVER.fullmatch(reason) else ""
+        return "requeued" if starts else "waiting" if queued.reason == "Dependency" else "pending", reason, error
     return "running", queued.nodes, ""
 
 
