@@ -199,6 +199,8 @@ class Resubmit(Asked):
             self.look()  # each must be the name of something
         given = read_cluster(self.cluster.absolute()) if self.cluster is not None else None
         wanted = {str(submission.request): submission for submission in self.submissions() if not submission.withdrawn}
+        if given is None:
+            console.print("with the settings of the cluster file as it was then; --cluster FILE takes those of now")
         codes = set()
         for submission in wanted.values():
             os.chdir(submission.cwd)

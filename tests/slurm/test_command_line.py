@@ -149,12 +149,13 @@ def test_what_was_submitted_is_asked_for_again_with_its_settings_or_others(site,
 
     monkeypatch.setattr(submit, "planned", lambda request, cluster: (request, cluster))
     monkeypatch.setattr(submit, "submit", send)
-    assert site.call(capsys, "resubmit")[0] == 75
+    code, told = site.call(capsys, "resubmit")
+    assert code == 75 and "settings of the cluster file as it was then; --cluster FILE" in told
     assert sent == [("tiny", 2.0, 2.0, (), "tiny"), ("mini", 3.0, 3.0, (), "mini")]
     sent.clear()
     (tmp_path / "new.toml").write_text("time_limit_hours = 9\n")
     monkeypatch.chdir(tmp_path)
-    assert site.call(capsys, "resubmit", "fox", "--cluster", "new.toml")[0] == 75
+    assert site.call(capsys, "resubmit", "fox", "--cluster", "new.toml") == (75, "")
     assert sent == [("tiny", 9.0, 9.0, ("fox",), "tiny"), ("mini", 9.0, 9.0, ("fox",), "mini")]
     assert site.call(capsys, "resubmit", "nothing")[0] == 2 and len(sent) == 2
 
