@@ -34,9 +34,10 @@ def _redirect(rank: int, start: Start) -> None:
 
 
 def _no_gpu() -> bool:
+    """Tell whether this node lacks a GPU; a torch without CUDA would see none on any."""
     import torch  # only after the task, which sets what torch reads when it is imported
 
-    return not torch.cuda.is_available()
+    return torch.backends.cuda.is_built() and not torch.cuda.is_available()
 
 
 def main() -> None:

@@ -278,6 +278,15 @@ def test_a_task_runs_as_its_module_and_tells_of_a_node_without_gpus(
     assert len(restarts.read(start.job.journal)) == 1  # the first process alone notes it
 
 
+@pytest.mark.parametrize(("built", "available", "broken"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_a_torch_without_cuda_is_no_broken_node(monkeypatch, built, available, broken):
+    import torch
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert launcher._no_gpu() is broken
+
+
 def test_output_goes_to_a_log_of_each_process(tmp_path, monkeypatch, capsys):
     start, logs = start_of(tmp_path / "run", 2), []
     monkeypatch.setenv("SLURMD_NODENAME", "n4")
