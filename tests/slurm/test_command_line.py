@@ -287,6 +287,22 @@ def test_a_torch_without_cuda_is_no_broken_node(monkeypatch, built, available, b
     assert launcher._no_gpu() is broken
 
 
+def test_a_python_without_the_packages_is_a_mistake_and_named(tmp_path, monkeypatch, capfd):
+    start = replace(start_of(tmp_path, 0), job=Job("train:a", "its", (), (), (), tmp_path, Resources(1, 1, 0, 1)))
+    (tmp_path / "its.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Start, "own", classmethod(lambda *_: start))
+    monkeypatch.setattr(launcher, "_redirect", lambda *_: None)
+    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["launcher", "record", "0"])
+    with pytest.raises(SystemExit) as left:
+        launcher.main()
+    remedy = "name the right one by `python` or `setup` of the cluster file"
+    said = capfd.readouterr().err
+    assert left.value.code == 2 and said.endswith(f"error: {sys.executable} has no module named 'no_such_package': {remedy}\n")
+    assert 'its.py", line 1' in said
+
+
 def test_output_goes_to_a_log_of_each_process(tmp_path, monkeypatch, capsys):
     start, logs = start_of(tmp_path / "run", 2), []
     monkeypatch.setenv("SLURMD_NODENAME", "n4")
