@@ -15,7 +15,7 @@ from rich.console import Console
 
 import slurm.__main__ as commands
 from experiments import restarts
-from slurm import callables, client, epilogue, launcher, submit
+from slurm import callables, client, epilogue, launcher, status, submit
 from slurm.client import QueuedJob
 from slurm.cluster import Cluster
 from slurm.epilogue import Start
@@ -76,6 +76,29 @@ def test_status_and_watch_end_with_1_where_something_failed(site, capsys, monkey
     monkeypatch.setattr(commands.time, "sleep", sleep)
     ended, told = site.call(capsys, "watch", "--every", "3")
     assert ended == 1 and naps == [3.0, 3.0] and "2 failed" in told
+
+
+def test_watch_shows_what_failed_where_there_is_no_room_for_all(site, capsys, monkeypatch):
+    submission(site.folder)
+    site.queue = queued("5", "RUNNING") | queued("6", "PENDING", "Dependency") | queued("7", "FAILED")
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands.time, "sleep", interrupt)
+    code, told = site.call(capsys, "watch")
+    assert code == 130 and told.startswith("1 failed, 1 running\n") and told.index("\nfig2 ") < told.index("\nfox-1 ")
+    assert told.endswith("the jobs go on; `python -m slurm cancel` ends them\n") and "interrupted" not in told
+
+
+def test_names_are_whole_in_a_narrow_terminal(tmp_path):
+    one, told = submission(tmp_path), io.StringIO()
+    why = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    found = status.rows(status.job_states([one], queued("5", "PENDING", why)))
+    name = "transformer_llama-735c1e92fc"
+    found = [[replace(state, job=replace(state.job, key=state.job.key.replace("fox-1", name)))] for state, *_ in found]
+    Console(file=told, width=100).print(status.table(found))
+    assert name in told.getvalue()
 
 
 def test_logs_are_shown_once_their_last_lines_and_the_shells_where_there_are_no_others(site, capsys):
