@@ -172,7 +172,8 @@ class _Sender:
         except Refused as error:
             undone = self._withdraw()
             after = f" Submitted before it and cancelled again: {undone}." if undone else ""
-            raise ValueError(f"SLURM refused the job '{group[0].kind}': {error}.{after}") from None
+            asked = _asked(group[0], self.cluster)
+            raise ValueError(f"SLURM refused the job '{group[0].kind}': {error}. {asked}{after}") from None
         except BaseException:
             self._withdraw()
             raise
@@ -250,6 +251,15 @@ class _Sender:
         with contextlib.suppress(ValueError):  # no answer: the next submission cancels them
             client.cancel(ids | adopt([self.submission], client.queue()))
         return len(self.submission.job_ids())
+
+
+def _asked(job: Job, cluster: Cluster) -> str:
+    """Return what a job asks for, as SLURM rarely names the value that it refuses."""
+    settings = cluster.settings(job.kind)
+    names = ("partition", "account", "qos", "constraint", "gpu_type", "cpus_per_task", "mem_gb_per_task", "sbatch")
+    said = [f"{name} {value}" for name in names if (value := getattr(settings, name))]
+    gpus = f"GPUs {job.resources.gpus}, " * (job.resources.gpus > 0)
+    return f"It asks for {gpus}{', '.join([*said, f'hours {job.resources.minutes / 60:.1f}'])}; mend that in the cluster file."
 
 
 def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:

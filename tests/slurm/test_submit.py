@@ -266,10 +266,11 @@ def test_scratch_that_cannot_be_written_is_an_error(tmp_path, make_slurm):
 
 def test_what_is_refused_for_good_leaves_nothing_queued(tmp_path, make_slurm):
     fake = make_slurm(refuse="partition=nowhere")
-    cluster = cluster_of(tmp_path, draw={"partition": "nowhere"})
+    cluster = cluster_of(tmp_path, draw={"partition": "nowhere", "sbatch": {"mail-type": "END"}})
     plan = plan_of(tmp_path)
-    with pytest.raises(ValueError, match=r"refused the job 'draw': .*Invalid partition.*cancelled again: 14\."):
+    with pytest.raises(ValueError, match=r"refused the job 'draw': .*Invalid partition.*cancelled again: 14\.") as refused:
         submitted(plan, cluster)
+    assert "It asks for partition nowhere, sbatch {'mail-type': 'END'}, hours 1.0; mend that" in str(refused.value)
     assert {job.state for job in fake.jobs} == {"CANCELLED"}
     # A job of it that appears only now, because the controller was slow, is cancelled by the next submission.
     state = fake.read()
