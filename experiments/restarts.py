@@ -6,7 +6,6 @@ in a row if they do not. 2 (an error to mend) and 130 (Ctrl-C) are final.
 
 What became of a task is a file of one JSON line per event, in its folder:
 
-    submitted  job, key, submission   (SLURM)
     start      job, mark, node        mark: how far the task had got
     end        job, mark, code, action (done, again, failed, ended), reason
     excluded   job, node              a node where it crashed and is not started again (SLURM)

@@ -17,8 +17,9 @@ from experiments import restarts
 from experiments.request import Request
 from slurm import client, efficiency
 from slurm.job import Submission, adopt, read_submissions, users
-from slurm.status import ENDS, OPEN, JobState, job_states, now, rows, summary, table, wide
+from slurm.status import BROKEN, ENDS, OPEN, JobState, job_states, now, rows, summary, table, wide
 from training.command_line import guarded, parse
+from training.signals import EXIT_INTERRUPTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +131,18 @@ class Watch(Status):
 
     def run(self, console: Console) -> int:
         found, _ = self.chosen()
-        with Live(_shown(found), console=console, auto_refresh=False) as live:
-            while any(state.state in OPEN for members in found for state in members):
-                time.sleep(self.every)
-                try:
-                    found, _ = self.chosen()
-                    live.update(_shown(found), refresh=True)
-                except ValueError as error:  # the controller may be down for a while
-                    live.update(escape(str(error)), refresh=True)
+        try:
+            with Live(_shown(found), console=console, auto_refresh=False) as live:
+                while any(state.state in OPEN for members in found for state in members):
+                    time.sleep(self.every)
+                    try:
+                        found, _ = self.chosen()
+                        live.update(_shown(found), refresh=True)
+                    except ValueError as error:  # the controller may be down for a while
+                        live.update(escape(str(error)), refresh=True)
+        except KeyboardInterrupt:
+            console.print("the jobs go on; `python -m slurm cancel` ends them")
+            return EXIT_INTERRUPTED
         return _exit_code(found)
 
 
@@ -199,6 +204,8 @@ class Resubmit(Asked):
             self.look()  # each must be the name of something
         given = read_cluster(self.cluster.absolute()) if self.cluster is not None else None
         wanted = {str(submission.request): submission for submission in self.submissions() if not submission.withdrawn}
+        if given is None:
+            console.print("with the settings of the cluster file as it was then; --cluster FILE takes those of now")
         codes = set()
         for submission in wanted.values():
             os.chdir(submission.cwd)
@@ -223,7 +230,9 @@ Command = Run | Status | Watch | Logs | Cancel | Resubmit | Efficiency
 
 
 def _shown(found: list[list[JobState]]) -> Group:
-    return Group(table(found), summary(found))
+    """The summary, what failed, what is open, and what is done, as a terminal may not have a line for each."""
+    order = (*BROKEN, *OPEN, "done")
+    return Group(summary(found), table(sorted(found, key=lambda members: order.index(now(members).state))))
 
 
 def _exit_code(found: list[list[JobState]]) -> int:

@@ -20,6 +20,8 @@ ENDED = {
 }  # fmt: skip
 HELD_STATES = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 HELD_REASONS = {"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"}
+NEVER = re.compile(r"Partition(TimeLimit|NodeLimit|Config)|BadConstraints|Invalid(Account|QOS)|\w+PerJob(Limit)?")
+"""Reasons for which a job waits that it will not get over as it was asked for."""
 SOUND = {"idle", "mixed", "allocated", "completing"}
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 """Variables that say which SLURM is meant, and who is asking."""

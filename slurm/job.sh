@@ -13,6 +13,7 @@ step= timer= told=
 # another node, where there is one.
 end() {
   trap '' TERM USR2
+  [ -e "$fox_record" ] || exit "$1"  # the runs folder is not seen here
   (cd "$fox_code" && PYTHONSAFEPATH= @HOST_PYTHON@ -m slurm.epilogue "$fox_record" "$fox_entry" "$1")
   exit $?
 }

@@ -8,6 +8,7 @@ import os
 import runpy
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from experiments import restarts
@@ -34,16 +35,16 @@ def _redirect(rank: int, start: Start) -> None:
 
 
 def _no_gpu() -> bool:
+    """Tell whether this node lacks a GPU; a torch without CUDA would see none on any."""
     import torch  # only after the task, which sets what torch reads when it is imported
 
-    return not torch.cuda.is_available()
+    return torch.backends.cuda.is_built() and not torch.cuda.is_available()
 
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda *_: sys.exit(restarts.REQUEUE))
     start = Start.own(Path(sys.argv[1]), int(sys.argv[2]))
-    meet()
     rank = int(os.environ.get("SLURM_PROCID", 0))
     _redirect(rank, start)
     if rank == 0:
@@ -58,12 +59,18 @@ def main() -> None:
         sys.exit(restarts.GIVEN_UP)
     sys.argv = [start.job.module, *start.job.args]
     try:
+        meet()
         runpy.run_module(start.job.module, run_name="__main__", alter_sys=True)
     except SystemExit as left:
         if left.code == restarts.ERROR and start.job.kind == "train" and start.job.resources.gpus and _no_gpu():
             print("error: this node: no GPU, of those that the job asked for", file=sys.stderr)
             sys.exit(restarts.BROKEN_NODE)
         raise
+    except ModuleNotFoundError as error:  # on every node, however often it is started
+        traceback.print_exc()
+        remedy = "name the right one by `python` or `setup` of the cluster file"
+        print(f"error: {sys.executable} has {str(error)[0].lower()}{str(error)[1:]}: {remedy}", file=sys.stderr)
+        sys.exit(restarts.ERROR)
 
 
 if __name__ == "__main__":

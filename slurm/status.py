@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments import restarts
 from slurm import client
@@ -129,7 +129,9 @@ def _queued_state(queued: QueuedJob, starts: int) -> tuple[str, str, str]:
         if queued.reason == "DependencyNeverSatisfied":
             return "waiting", queued.reason, f"what it waits for has failed: `scancel {queued.id}`, then resubmit"
         reason = "" if queued.reason in ("None", "Dependency") else queued.reason
-        return "requeued" if starts else "waiting" if queued.reason == "Dependency" else "pending", reason, ""
+        never = f"asks for what SLURM does not give ({reason}): `python -m slurm cancel`, mend the cluster file, then `run`"
+        error = never if client.NEVER.fullmatch(reason) else ""
+        return "requeued" if starts else "waiting" if queued.reason == "Dependency" else "pending", reason, error
     return "running", queued.nodes, ""
 
 
@@ -166,7 +168,7 @@ def now(members: list[JobState]) -> JobState:
 
 def table(found: list[list[JobState]]) -> Table:
     """One line a run, showing the job that matters now; then the corpora and drawings."""
-    table = Table("what", "now", "state", "job", "node", "step", "tokens/s", "ETA", "restarts", "error",
+    table = Table(Column("what", no_wrap=True), "now", "state", "job", "node", "step", "tokens/s", "ETA", "restarts", "error",
                   box=None, pad_edge=False)  # fmt: skip
     for members in found:
         main, count = now(members), sum(state.restarts for state in members)

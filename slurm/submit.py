@@ -57,13 +57,14 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
         client.cancel(surplus)
         active = active_jobs(before, {job_id: job for job_id, job in queue.items() if job.array not in surplus})
         jobs = _chosen(graph.jobs(plan, cluster, {key: job for key, (_, job) in active.items()}), names)
+        older = _older(before, {job_id for job_id, _ in active.values()}, cluster)
         ended = _ended(before, queue)
         jobs = [graph.enlarged(job, ended, cluster) for job in jobs]
         _check_machine(jobs, cluster)
         _check_unseen(jobs, before, client.unseen(users(before), queue))
         if not jobs:
             busy = f"{len(active)} jobs are queued or running; `python -m slurm status` shows them" if active else "all is done"
-            console.print(f"nothing to submit: {busy}")
+            console.print(f"nothing to submit: {busy}{older}")
             return 0
         kinds = {job.kind for job in jobs}
         for name in (place for kind, place in (("prepare", "corpora"), ("draw", "results")) if kind in kinds):
@@ -82,7 +83,7 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
     ids = sender.submission.job_ids()
     wide(console).print(_overview(jobs, ids))
     if active:
-        console.print(f"{len(active)} jobs of earlier submissions are still queued or running")
+        console.print(f"{len(active)} jobs of earlier submissions are still queued or running{older}")
     shows = "`python -m slurm status` shows how they are doing"
     console.print(f"submitted {len(ids)} jobs; code snapshot {sender.code.name}; {shows}")
     if sender.complaint:
@@ -113,6 +114,13 @@ def active_jobs(submissions: Iterable[Submission], queue: dict[str, QueuedJob]) 
     """Jobs that are queued or running: key -> (SLURM's id, job)."""
     found = ((key, job_id, item.jobs[key]) for item in submissions for key, job_id in item.job_ids().items())
     return {key: (job_id, job) for key, job_id, job in found if job_id in queue and queue[job_id].active}
+
+
+def _older(submissions: Iterable[Submission], active: set[str], cluster: Cluster) -> str:
+    """Words on `active` jobs that were submitted with another cluster file; none where there are none."""
+    settings = CLUSTER.dump_python(cluster, mode="json")
+    others = any(item.cluster != settings and active & {*item.job_ids().values()} for item in submissions)
+    return ". They keep another cluster file's settings: `python -m slurm cancel` first, to submit with these" if others else ""
 
 
 def _ended(submissions: Iterable[Submission], queue: dict[str, QueuedJob]) -> list[tuple[Job, str]]:
@@ -164,7 +172,8 @@ class _Sender:
         except Refused as error:
             undone = self._withdraw()
             after = f" Submitted before it and cancelled again: {undone}." if undone else ""
-            raise ValueError(f"SLURM refused the job '{group[0].kind}': {error}.{after}") from None
+            asked = _asked(group[0], self.cluster)
+            raise ValueError(f"SLURM refused the job '{group[0].kind}': {error}. {asked}{after}") from None
         except BaseException:
             self._withdraw()
             raise
@@ -242,6 +251,15 @@ class _Sender:
         with contextlib.suppress(ValueError):  # no answer: the next submission cancels them
             client.cancel(ids | adopt([self.submission], client.queue()))
         return len(self.submission.job_ids())
+
+
+def _asked(job: Job, cluster: Cluster) -> str:
+    """Return what a job asks for, as SLURM rarely names the value that it refuses."""
+    settings = cluster.settings(job.kind)
+    names = ("partition", "account", "qos", "constraint", "gpu_type", "cpus_per_task", "mem_gb_per_task", "sbatch")
+    said = [f"{name} {value}" for name in names if (value := getattr(settings, name))]
+    gpus = f"GPUs {job.resources.gpus}, " * (job.resources.gpus > 0)
+    return f"It asks for {gpus}{', '.join([*said, f'hours {job.resources.minutes / 60:.1f}'])}; mend that in the cluster file."
 
 
 def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:

@@ -3,6 +3,7 @@
 import datetime
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> to
     if name != "cpu" and torch.cuda.is_available():
         return torch.device("cuda", local_rank % torch.cuda.device_count())
     if name == "cuda":
+        if not torch.backends.cuda.is_built():
+            raise ValueError(f"--device cuda: torch {torch.__version__} of {sys.executable} is built without CUDA.")
         remedy = "use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES"
         raise ValueError(f"--device cuda: torch sees no CUDA device here; {remedy}.")
     return torch.device("cpu")

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import slurm.__main__ as commands
 from experiments import restarts
-from slurm import callables, client, epilogue, launcher, submit
+from slurm import callables, client, epilogue, launcher, status, submit
 from slurm.client import QueuedJob
 from slurm.cluster import Cluster
 from slurm.epilogue import Start
@@ -76,6 +76,29 @@ def test_status_and_watch_end_with_1_where_something_failed(site, capsys, monkey
     monkeypatch.setattr(commands.time, "sleep", sleep)
     ended, told = site.call(capsys, "watch", "--every", "3")
     assert ended == 1 and naps == [3.0, 3.0] and "2 failed" in told
+
+
+def test_watch_shows_what_failed_where_there_is_no_room_for_all(site, capsys, monkeypatch):
+    submission(site.folder)
+    site.queue = queued("5", "RUNNING") | queued("6", "PENDING", "Dependency") | queued("7", "FAILED")
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands.time, "sleep", interrupt)
+    code, told = site.call(capsys, "watch")
+    assert code == 130 and told.startswith("1 failed, 1 running\n") and told.index("\nfig2 ") < told.index("\nfox-1 ")
+    assert told.endswith("the jobs go on; `python -m slurm cancel` ends them\n") and "interrupted" not in told
+
+
+def test_names_are_whole_in_a_narrow_terminal(tmp_path):
+    one, told = submission(tmp_path), io.StringIO()
+    why = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    found = status.rows(status.job_states([one], queued("5", "PENDING", why)))
+    name = "transformer_llama-735c1e92fc"
+    found = [[replace(state, job=replace(state.job, key=state.job.key.replace("fox-1", name)))] for state, *_ in found]
+    Console(file=told, width=100).print(status.table(found))
+    assert name in told.getvalue()
 
 
 def test_logs_are_shown_once_their_last_lines_and_the_shells_where_there_are_no_others(site, capsys):
@@ -149,12 +172,13 @@ def test_what_was_submitted_is_asked_for_again_with_its_settings_or_others(site,
 
     monkeypatch.setattr(submit, "planned", lambda request, cluster: (request, cluster))
     monkeypatch.setattr(submit, "submit", send)
-    assert site.call(capsys, "resubmit")[0] == 75
+    code, told = site.call(capsys, "resubmit")
+    assert code == 75 and "settings of the cluster file as it was then; --cluster FILE" in told
     assert sent == [("tiny", 2.0, 2.0, (), "tiny"), ("mini", 3.0, 3.0, (), "mini")]
     sent.clear()
     (tmp_path / "new.toml").write_text("time_limit_hours = 9\n")
     monkeypatch.chdir(tmp_path)
-    assert site.call(capsys, "resubmit", "fox", "--cluster", "new.toml")[0] == 75
+    assert site.call(capsys, "resubmit", "fox", "--cluster", "new.toml") == (75, "")
     assert sent == [("tiny", 9.0, 9.0, ("fox",), "tiny"), ("mini", 9.0, 9.0, ("fox",), "mini")]
     assert site.call(capsys, "resubmit", "nothing")[0] == 2 and len(sent) == 2
 
@@ -275,6 +299,31 @@ def test_a_task_runs_as_its_module_and_tells_of_a_node_without_gpus(
     with pytest.raises(SystemExit):
         launcher.main()
     assert len(restarts.read(start.job.journal)) == 1  # the first process alone notes it
+
+
+@pytest.mark.parametrize(("built", "available", "broken"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_a_torch_without_cuda_is_no_broken_node(monkeypatch, built, available, broken):
+    import torch
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert launcher._no_gpu() is broken
+
+
+def test_a_python_without_the_packages_is_a_mistake_and_named(tmp_path, monkeypatch, capfd):
+    start = replace(start_of(tmp_path, 0), job=Job("train:a", "its", (), (), (), tmp_path, Resources(1, 1, 0, 1)))
+    (tmp_path / "its.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Start, "own", classmethod(lambda *_: start))
+    monkeypatch.setattr(launcher, "_redirect", lambda *_: None)
+    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["launcher", "record", "0"])
+    with pytest.raises(SystemExit) as left:
+        launcher.main()
+    remedy = "name the right one by `python` or `setup` of the cluster file"
+    said = capfd.readouterr().err
+    assert left.value.code == 2 and said.endswith(f"error: {sys.executable} has no module named 'no_such_package': {remedy}\n")
+    assert 'its.py", line 1' in said
 
 
 def test_output_goes_to_a_log_of_each_process(tmp_path, monkeypatch, capsys):

@@ -116,6 +116,16 @@ def test_a_folder_that_the_node_does_not_see_is_said(shell):
     assert shell.ended() == ["1"] and "launcher" not in shell.notes.read_text()
 
 
+def test_a_runs_folder_that_the_node_does_not_see_is_the_last_word(shell):
+    """Else the epilogue's own complaint of it would be what `status` shows."""
+    text = text_of(shell.folder, shell.cluster(), "train", only=("fox_pro",))
+    (shell.folder / "scratch/snapshots/DIGEST").mkdir(parents=True)
+    (shell.folder / "runs").rename(shell.folder / "elsewhere")
+    job = shell.start_text(text, SLURMD_NODENAME="n7")
+    assert f"error: n7 does not see {shell.folder}/runs" in job.communicate(timeout=30)[1].splitlines()[-1]
+    assert job.returncode == 1 and not shell.notes.exists()
+
+
 def test_a_container_that_is_not_there_is_noticed(shell):
     (shell.folder / "python3").symlink_to("python")  # the host's
     job = shell.start(shell.cluster(container="nowhere/apptainer exec image.sif"))

@@ -26,6 +26,10 @@ def in_queue(state: str, reason: str = "None") -> QueuedJob:
     ("PENDING", "Dependency", 1, ("requeued", "", "")),
     ("PENDING", "DependencyNeverSatisfied", 0, ("waiting", "DependencyNeverSatisfied",
                                                 "what it waits for has failed: `scancel 5_1`, then resubmit")),
+    *(("PENDING", reason, 0, ("pending", reason, f"asks for what SLURM does not give ({reason}): `python -m slurm cancel`, "
+                                                 "mend the cluster file, then `run`"))
+      for reason in ("PartitionTimeLimit", "PartitionConfig", "InvalidAccount", "QOSMaxWallDurationPerJobLimit")),
+    ("PENDING", "QOSMaxJobsPerUserLimit", 0, ("pending", "QOSMaxJobsPerUserLimit", "")),  # others' end is enough
     ("PENDING", "job requeued in held state", 0, ("held", "", "held by SLURM (job requeued in held state): `scontrol release "
                                                               "5_1` lets it go on, or cancel it")),
 ])  # fmt: skip

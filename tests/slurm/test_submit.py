@@ -266,10 +266,11 @@ def test_scratch_that_cannot_be_written_is_an_error(tmp_path, make_slurm):
 
 def test_what_is_refused_for_good_leaves_nothing_queued(tmp_path, make_slurm):
     fake = make_slurm(refuse="partition=nowhere")
-    cluster = cluster_of(tmp_path, draw={"partition": "nowhere"})
+    cluster = cluster_of(tmp_path, draw={"partition": "nowhere", "sbatch": {"mail-type": "END"}})
     plan = plan_of(tmp_path)
-    with pytest.raises(ValueError, match=r"refused the job 'draw': .*Invalid partition.*cancelled again: 14\."):
+    with pytest.raises(ValueError, match=r"refused the job 'draw': .*Invalid partition.*cancelled again: 14\.") as refused:
         submitted(plan, cluster)
+    assert "It asks for partition nowhere, sbatch {'mail-type': 'END'}, hours 1.0; mend that" in str(refused.value)
     assert {job.state for job in fake.jobs} == {"CANCELLED"}
     # A job of it that appears only now, because the controller was slow, is cancelled by the next submission.
     state = fake.read()
@@ -277,6 +278,16 @@ def test_what_is_refused_for_good_leaves_nothing_queued(tmp_path, make_slurm):
     fake.write(state)
     submitted(plan, cluster)
     assert fake.jobs[0].state == "CANCELLED" and sum(job.state == "PENDING" for job in fake.jobs) == 15
+
+
+def test_jobs_under_way_keep_their_settings_and_that_is_said(tmp_path, make_slurm):
+    make_slurm()
+    plan, words = plan_of(tmp_path, only=("fox_pro",)), "They keep another cluster file's settings: `python -m slurm cancel`"
+    said = [submitted(plan_of(tmp_path, only=only), cluster_of(tmp_path, max_restarts=restarts))[1]
+            for only, restarts in ((("fox_pro",), 1), (("fox_pro",), 1), (("fox_pro",), 2), ((), 2), ((), 2))]  # fmt: skip
+    assert [words in each for each in said] == [False, False, True, True, True]
+    client.cancel(job for job in client.queue())
+    assert not any(words in submitted(plan, cluster_of(tmp_path, max_restarts=3))[1] for _ in range(2))
 
 
 def test_settings_of_the_login_shell_reach_neither_sbatch_nor_the_job(tmp_path, make_slurm, monkeypatch):

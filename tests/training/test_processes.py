@@ -70,7 +70,11 @@ def test_processes_meet_as_torchrun_says(asked, monkeypatch, given, device, worl
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert distributed.pick_device("auto") == distributed.pick_device("cpu") == CPU
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     with pytest.raises(ValueError, match="--device cuda: torch sees no CUDA device here; use --device cpu"):
+        distributed.pick_device("cuda")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    with pytest.raises(ValueError, match=r"--device cuda: torch .* is built without CUDA"):
         distributed.pick_device("cuda")
 
 
