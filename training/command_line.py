@@ -72,7 +72,8 @@ def _unboxed(text: str) -> str:
     words = re.sub(r"\[type=\w+, input_value=(?!ArgsKwargs)(.*?), input_type=.*", r"(given: \1)", words)
     for hint in ("For further information", "[type=", "Got errors:"):
         words = words.split(hint)[0]
-    words = re.sub(r"Error parsing (__tyro-dummy-inner__\S*|\S+(?=: \d+ val)): (\d+ validation errors? for \w+ )?", "", words)
+    names = r"__tyro-dummy-inner__\S*|[A-Z]\w*|\S+(?=: \d+ val)"  # of no option
+    words = re.sub(rf"Error parsing ({names}): (\d+ validation errors? for \w+ )?", "", words)
     words = words.replace("Value error, ", "")
     return words.rstrip(".: ")
 

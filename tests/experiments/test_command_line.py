@@ -96,6 +96,18 @@ def test_mistakes(arguments, words, folders, tmp_path, capsys):
     assert not (tmp_path / "work" / "runs").exists()
 
 
+@pytest.mark.parametrize("command", ["plan", "run", "render"])
+def test_a_readme_of_others_is_not_written_over(command, tmp_path, monkeypatch, capsys):
+    """As in the checkout itself, which an unset variable of the shell names, too."""
+    monkeypatch.chdir(tmp_path)
+    readme = tmp_path / "README.md"
+    for text in ("# Mine\n", ""):
+        readme.write_text(text)
+        said = mistake(capsys, [command, FIG2, "--results-dir", ""])
+        assert said.startswith("error: --results-dir .: drawing would write over its README.md; name another folder")
+        assert list(tmp_path.iterdir()) == [readme] and readme.read_text() == text
+
+
 def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, capsys):
     (tmp_path / "run" / "export").mkdir(parents=True)
     said = mistake(capsys, ["adopt", str(tmp_path / "run"), "--as", "fox_pro"])
