@@ -25,7 +25,7 @@ from results.atomic import write_atomic
 from results.store import fault_of, read_run, rows_file, run_file
 from training.command_line import short
 from training.run_folder import RunFolder
-from training.spec import MAX_SEED, RunSpec, check_device
+from training.spec import MAX_SEED, RunSpec, check_device, micro_batch_size
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,8 @@ def check(plan: Plan) -> None:
     """Raise ValueError for all that can be known to go wrong before the first job, and again once the corpora are there."""
     for run in plan.runs.values():
         check_device(run.spec, plan.request.device)
+        if run.trains:
+            micro_batch_size(run.spec.train, 1, plan.request.execution.micro_batch_tokens)
         for spec in run.evals:
             try:
                 spec.check(run.spec, run.corpus.counts())

@@ -68,6 +68,8 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["run", FIG2, "--slots", "many"], ["--slots"]),
         (["run", FIG2, "--processes", "0"], ["--processes 0: give at least 1"]),
         (["run", FIG2, "--slots", "2", "--processes", "4"], ["--processes 4: --slots 2 are too few", "give fewer processes"]),
+        (["run", FIG2, "--slots", "3", "--processes", "3"], ["4 sequences, which do not divide among 3 processes"]),
+        (["plan", FIG2, "--micro-batch-tokens", "3"], ["micro_batch_tokens 3 must be a multiple of seq_len 256"]),
         (["plan", FIG2, "--seeds", "0,x"], ["--seeds: 0,x"]),
         (["plan", FIG2, "--seeds", "0,0"], ["--seeds 0 0"]),
         (["plan", FIG2, "--seeds", str(2**70)], [str(2**70), "below 2^63"]),
@@ -93,7 +95,7 @@ def test_mistakes(arguments, words, folders, tmp_path, capsys):
     said = mistake(capsys, arguments + (folders if planned else []))
     for word in words:
         assert word in said
-    assert not (tmp_path / "work" / "runs").exists()
+    assert not (tmp_path / "work" / "runs").exists() and not list((tmp_path / "work").glob("corpora/*/"))
 
 
 @pytest.mark.parametrize("command", ["plan", "run", "render"])
