@@ -2,6 +2,7 @@
 
 `python -m experiments run` makes the main figures and tables at scale tiny, from nothing; `list` shows what else there is."""
 
+import training.interrupted  # noqa: F401  # isort: skip  (before what takes long)
 import os
 import sys
 from contextlib import nullcontext

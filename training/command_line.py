@@ -14,6 +14,7 @@ from typing import Any
 
 import tyro
 
+from training.interrupted import SAID
 from training.signals import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 TYPES = ("str", "bool", "int", "float", "[key]")
@@ -86,7 +87,7 @@ def guarded(action: Callable[[], int]) -> int:
     try:
         return action()
     except KeyboardInterrupt as interrupt:
-        print("interrupted; what is finished is kept, the same command goes on from there", file=sys.stderr)
+        print(SAID, file=sys.stderr)
         return EXIT_REQUEUE if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
     except (ValueError, OSError) as error:
         print(f"error: {short(error)}", file=sys.stderr)
