@@ -75,6 +75,7 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["plan", FIG2, "--seeds", str(2**70)], [str(2**70), "below 2^63"]),
         (["run", "fig4_needle", "--judge-model", "gpt"], ["'gpt'", "--judge-url"]),
         (["adopt", "/nowhere", "--as", "fox_pro"], ["/nowhere: there is no such folder"]),
+        (["adopt", "/nowhere", "--as", "foxpro"], ["--as foxpro: no such model"]),
         (["plan", FIG2, "--longbench", "/tmp"], ["--longbench", "reads it"]),
         (["plan", FIG2, "--heldout", "/nowhere"], ["/nowhere"]),
         (["run", FIG2, "--checkpoint-minutes", "-1"], ["checkpoint"]),
@@ -108,6 +109,12 @@ def test_a_readme_of_others_is_not_written_over(command, tmp_path, monkeypatch, 
         said = mistake(capsys, [command, FIG2, "--results-dir", ""])
         assert said.startswith("error: --results-dir .: drawing would write over its README.md; name another folder")
         assert list(tmp_path.iterdir()) == [readme] and readme.read_text() == text
+
+
+def test_a_figure_without_rows_is_not_drawn_in_words(tmp_path, capsys):
+    (tmp_path / "tiny").mkdir()
+    said = mistake(capsys, ["render", FIG2, "--results-dir", str(tmp_path)])
+    assert f"error: {FIG2} at tiny is not drawn: {tmp_path}/tiny/{FIG2}.json: nothing is stored for {FIG2}; run its" in said
 
 
 def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, capsys):
