@@ -44,7 +44,7 @@ def parse(command: Any, arguments: list[str] | None, prog: str, description: str
         if stop.code != EXIT_ERROR:
             raise
         said = _unboxed(boxed.getvalue())
-    except ValueError as error:  # of a value that has the right type and is not allowed; tyro reports only some of these
+    except (ValueError, OSError) as error:  # of a value of the right type that is not allowed; tyro reports only some of these
         said = short(error)
     print(f"error: {said}; see {prog} --help", file=sys.stderr)
     raise SystemExit(EXIT_ERROR)
