@@ -3,6 +3,7 @@
 The model is a run folder of this suite, a folder with a Hugging Face checkpoint (ours, the authors', or any causal LM),
 or a hub name. Rows go to FILE (.parquet) with who made them beside it (.meta.json). Started again, it goes on where it was."""
 
+import training.interrupted  # noqa: F401  # isort: skip  (before what takes long)
 import sys
 from dataclasses import dataclass
 from pathlib import Path

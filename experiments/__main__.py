@@ -2,6 +2,7 @@
 
 `python -m experiments run` makes the main figures and tables at scale tiny, from nothing; `list` shows what else there is."""
 
+import training.interrupted  # noqa: F401  # isort: skip  (before what takes long)
 import os
 import sys
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from tyro.conf import Positional
 from eval.shell.machine import machine_name
 from experiments import adopt, artefact, compare, execute, overview, plan, render
 from experiments.collect import DrawSpec
-from experiments.recipes import Recipe
+from experiments.recipes import Recipe, check_name
 from experiments.request import Corpora, Request, Selection, Stored
 from experiments.scales import get_scale
 from training.command_line import guarded, parse
@@ -150,6 +151,7 @@ class Adopt(Corpora):
     """Run folders."""
 
     def run(self, console: Console) -> None:
+        check_name(self.name, "--as ")
         corpus = plan.corpus_at(self, get_scale(self.scale))
         prepared = None if corpus.counts() is None else corpus.folder
         run = adopt.adopt(self.folder, Recipe(self.name, self.name, self.scale), corpus.spec, prepared, self.runs_dir)

@@ -63,6 +63,9 @@ def execute(plan: Plan, slots: int | None, processes: int, console: Console) -> 
     """Do what is missing and draw what is whole. Returns 0, 1 if a task failed (everything else is still done), or 3 where what
     was stored is not met."""
     places(slots, processes, plan.request.device)
+    for run in plan.runs.values():
+        if run.trains:
+            graph.train_task(plan, run, processes)  # refused now, not once corpora are prepared
     check_writable(plan.request.results_dir, "--results-dir", "choose another")  # and not once all is trained
     print_idle(plan, console)
     prepare_corpora(plan, console)

@@ -20,12 +20,12 @@ from experiments.artefact import Artefact, chosen
 from experiments.collect import DrawSpec, LineSpec
 from experiments.recipes import Recipe, check_name
 from experiments.request import Corpora, Request
-from experiments.scales import Scale, get_scale
+from experiments.scales import NoSizes, Scale, get_scale
 from results.atomic import write_atomic
 from results.store import fault_of, read_run, rows_file, run_file
 from training.command_line import short
 from training.run_folder import RunFolder
-from training.spec import MAX_SEED, RunSpec, check_device
+from training.spec import MAX_SEED, RunSpec, check_device, micro_batch_size
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     without LongCrawl64."""
     _check_names(request)
     artefacts = chosen(request.artefacts)
-    recipes = {stem: _recipes(artefact, get_scale(request.scale), request) for stem, artefact in artefacts.items()}
+    recipes = _all_recipes(artefacts, request)
     _check_lines(request, artefacts, recipes)
     corpora: dict[str, Corpus] = {}
     found: dict[str, list[tuple[Line, tuple[str, ...]]]] = {stem: [] for stem in artefacts}
@@ -161,6 +161,23 @@ def _as_found(runs_dir: Path, spec: RunSpec) -> RunSpec:
     folders = sorted((runs_dir / spec.scale).glob(f"*-{spec.run_id}"))
     names = [folder.name.removesuffix(f"-{spec.run_id}") for folder in folders if (folder / "spec.json").is_file()]
     return spec if spec.name in names or not names else replace(spec, name=names[0])
+
+
+def _all_recipes(artefacts: dict[str, Artefact], request: Request) -> dict[str, list[Recipe]]:
+    """Return the recipes of each artefact. ValueError that names every table which lacks the scale, not the first alone."""
+    found: dict[str, list[Recipe]] = {}
+    lacking: dict[str, NoSizes] = {}
+    for stem, artefact in artefacts.items():
+        try:
+            found[stem] = _recipes(artefact, get_scale(request.scale), request)
+            for sizes in {each.scale: each.sizes for each in found[stem] if _is_asked_for(each, request)}.values():
+                artefact.evals(sizes)
+        except NoSizes as error:
+            lacking.setdefault(error.place, error)
+    if lacking:
+        first, *others = lacking
+        raise ValueError(f"{lacking[first]}" + (f" The same holds for {', '.join(others)}." if others else ""))
+    return found
 
 
 def _recipes(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
@@ -268,6 +285,8 @@ def check(plan: Plan) -> None:
     """Raise ValueError for all that can be known to go wrong before the first job, and again once the corpora are there."""
     for run in plan.runs.values():
         check_device(run.spec, plan.request.device)
+        if run.trains:
+            micro_batch_size(run.spec.train, 1, plan.request.execution.micro_batch_tokens)
         for spec in run.evals:
             try:
                 spec.check(run.spec, run.corpus.counts())

@@ -65,8 +65,10 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
             raise  # a full disk, say: no other could be written either
         except Exception as error:  # one figure's mistake must not cost the others
             broken.append(stem)
-            print(f"error: {stem} at {scale} is not drawn: {type(error).__name__}: {error}", file=sys.stderr)
-            if not isinstance(error, ValueError):
+            mistake = isinstance(error, ValueError)
+            kind = "" if mistake else f"{type(error).__name__}: "
+            print(f"error: {stem} at {scale} is not drawn: {kind}{error}", file=sys.stderr)
+            if not mistake:
                 traceback.print_exc()
     console.print(f"[green]report[/] {escape(str(write_report(scale, results_dir, studies)))}")
     write_changed(results_dir / "README.md", status_page(results_dir))

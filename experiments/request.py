@@ -11,6 +11,8 @@ from eval.shell.sources import Sources, UserData
 from experiments.scales import get_scale
 from training.spec import Execution
 
+STATUS_PAGE = Path(__file__).with_name("status.md.j2")
+
 
 def _numbers(words: list[str]) -> tuple[int, ...]:
     """ValueError for seeds that are no numbers."""
@@ -40,6 +42,12 @@ class Stored:
     """tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b, 760m-48b (`list` shows all)."""
     results_dir: Path = Path("results")
     """Stored rows, figures, report."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a folder whose README.md is none of ours, over which drawing would write another."""
+        page, ours = self.results_dir / "README.md", STATUS_PAGE.read_text().partition("\n")[0]
+        if page.is_file() and not page.read_text(errors="replace").startswith(ours):
+            raise ValueError(f"--results-dir {self.results_dir}: drawing would write over its README.md; name another folder")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,13 +189,20 @@ SHORTER = {"tiny": "tiny-short", "mini": "mini-short", "760m-48b": "760m-16b"}
 Sizes = TypeVar("Sizes")
 
 
+class NoSizes(ValueError):
+    """A figure has no sizes of its own at a scale. `place`: the file and the table in it that lack them."""
+
+    def __init__(self, place: str, scale: str) -> None:
+        super().__init__(f'{place} has nothing for scale {scale}; add ("{scale}",) and its own there.')
+        self.place = place
+
+
 def sizes_at(scale: Scale, sizes: Mapping[tuple[str, ...], Sizes], module: str, table: str = "SIZES") -> Sizes:
-    """Return a figure's own sizes at a scale. `module`: the figure's `__name__`. ValueError for a scale without any."""
+    """Return a figure's own sizes at a scale. `module`: the figure's `__name__`. NoSizes for a scale without any."""
     for names, own in sizes.items():
         if scale.name in names:
             return own
-    file = module.replace(".", "/") + ".py"
-    raise ValueError(f'{file}: {table} has nothing for scale {scale.name}; add ("{scale.name}",) and its own there.')
+    raise NoSizes(f"{module.replace('.', '/')}.py: {table}", scale.name)
 
 
 def for_ablations(scale: Scale) -> Scale:

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from kernels.fla_cpu.install import install
-from models.backbone import INITIALIZER_RANGE, Backbone, Block, Padding, linear_normal_, start_with, step_size_bias, zero_padded
+from models.backbone import (
+    INITIALIZER_RANGE,
+    Backbone,
+    Block,
+    Padding,
+    is_plain,
+    linear_normal_,
+    start_with,
+    step_size_bias,
+    zero_padded,
+)
 from models.cache import DecodingCache
 from models.spec_parts import WithMLP
 
@@ -24,6 +34,21 @@ class FlaBlock(Block):
     def _mix(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *lower_bound: Tensor) -> Tensor:
         more = {"lower_bound": lower_bound[0]} if lower_bound else {}  # HGRN2's
         return self.attn(zero_padded(self.attn_norm(x), padding), past_key_values=cache, use_cache=cache is not None, **more)[0]
+
+
+class FusedOutput(nn.Module):
+    """Base, before fla's own class, of a layer whose output projection fla computes together with the norm before it, from its
+    weight alone (`rms_norm_linear`)."""
+
+    layer_idx: int
+    o_proj: nn.Module
+
+    def forward(self, *given: Any, **options: Any) -> Any:
+        """Return what fla's layer does. ValueError for an output projection that is more than its weight."""
+        if not is_plain(self.o_proj):
+            met = f"o_proj of layer {self.layer_idx}, a {type(self.o_proj).__name__}, has an adapter or a hook"
+            raise ValueError(f"{met}: fla takes no more of it than its weight; merge the adapter, or leave out o_proj")
+        return super().forward(*given, **options)
 
 
 class RecurrentModel(Backbone):

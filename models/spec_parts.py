@@ -33,6 +33,8 @@ class ModelKind:
     """True where torch.compile makes the layers faster. Those that are fused kernels throughout gain nothing."""
     repeats: ClassVar[bool] = True
     """False where the gradients have other bits each time on a GPU, whatever is asked for."""
+    fp32_refused: ClassVar[str] = ""
+    """Words for the kernels that cannot compute in fp32 on a GPU: "fla's DeltaNet kernels refuse"."""
 
     @property
     def has_places(self) -> bool:

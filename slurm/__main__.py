@@ -1,5 +1,6 @@
 """Submit runs to SLURM, see how they are doing, and do something about it: `python -m slurm run`, `status`, `resubmit` ..."""
 
+import training.interrupted  # noqa: F401  # isort: skip  (before what takes long)
 import json
 import os
 import sys

@@ -1,5 +1,6 @@
 """`python -m training RUN_DIR --corpus-dir DIR`: train one run (also under torchrun), or go on with it."""
 
+import training.interrupted  # noqa: F401  # isort: skip  (before what takes long)
 import os
 import sys
 from dataclasses import field

@@ -14,6 +14,7 @@ from typing import Any
 
 import tyro
 
+from training.interrupted import SAID
 from training.signals import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 TYPES = ("str", "bool", "int", "float", "[key]")
@@ -43,7 +44,7 @@ def parse(command: Any, arguments: list[str] | None, prog: str, description: str
         if stop.code != EXIT_ERROR:
             raise
         said = _unboxed(boxed.getvalue())
-    except ValueError as error:  # of a value that has the right type and is not allowed; tyro reports only some of these
+    except (ValueError, OSError) as error:  # of a value of the right type that is not allowed; tyro reports only some of these
         said = short(error)
     print(f"error: {said}; see {prog} --help", file=sys.stderr)
     raise SystemExit(EXIT_ERROR)
@@ -72,7 +73,8 @@ def _unboxed(text: str) -> str:
     words = re.sub(r"\[type=\w+, input_value=(?!ArgsKwargs)(.*?), input_type=.*", r"(given: \1)", words)
     for hint in ("For further information", "[type=", "Got errors:"):
         words = words.split(hint)[0]
-    words = re.sub(r"Error parsing (__tyro-dummy-inner__\S*|\S+(?=: \d+ val)): (\d+ validation errors? for \w+ )?", "", words)
+    names = r"__tyro-dummy-inner__\S*|[A-Z]\w*|\S+(?=: \d+ val)"  # of no option
+    words = re.sub(rf"Error parsing ({names}): (\d+ validation errors? for \w+ )?", "", words)
     words = words.replace("Value error, ", "")
     return words.rstrip(".: ")
 
@@ -85,7 +87,7 @@ def guarded(action: Callable[[], int]) -> int:
     try:
         return action()
     except KeyboardInterrupt as interrupt:
-        print("interrupted; what is finished is kept, the same command goes on from there", file=sys.stderr)
+        print(SAID, file=sys.stderr)
         return EXIT_REQUEUE if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
     except (ValueError, OSError) as error:
         print(f"error: {short(error)}", file=sys.stderr)

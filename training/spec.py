@@ -114,10 +114,6 @@ class RunSpec:
         return RUN_SPEC.validate_json(text)
 
 
-FP32_REFUSED = {"delta_net": "DeltaNet kernels refuse", "path_fox": "PaTH kernels have no room for"}
-"""Kinds of models whose kernels take no fp32, and what to say of them."""
-
-
 @strict
 class Execution:
     """Ways to carry a run out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
@@ -178,8 +174,8 @@ def fitted(
 
 def check_device(spec: RunSpec, device: str) -> None:
     """Raise ValueError where the run cannot be computed on `device` (cpu, cuda)."""
-    if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.kind in FP32_REFUSED:
-        refused = f"{spec.name} at {spec.scale} is trained in fp32, which fla's {FP32_REFUSED[spec.model.kind]} on a GPU"
+    if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.fp32_refused:
+        refused = f"{spec.name} at {spec.scale} is trained in fp32, which {spec.model.fp32_refused} on a GPU"
         remedy = "use --device cpu (with `python -m slurm run` a cluster file without gpus_per_node and gpus)"
         raise ValueError(f"{refused}: {remedy}, or leave the model out with --only")
 

@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -88,12 +89,23 @@ def _called() -> tuple[str, str, str] | None:
     """Find the function of fla that is running, the outermost one: where it is looked up, where it stands, its name."""
     found = None
     for frame, _ in traceback.walk_stack(None):  # from here outwards
-        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if module.startswith(("fla.ops.", "fla.modules.")) and callable(frame.f_globals.get(name)):
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(("fla.ops.", "fla.modules.")) and (name := _name_of(frame)) is not None:
             found = module, module, name
-        elif module.startswith("fla.layers.") and found:
-            return module if hasattr(sys.modules[module], found[2]) else found[0], *found[1:]
+        elif found and module.startswith("fla.") and found[2] in frame.f_globals:
+            found = module, *found[1:]
+        if found and module.startswith("fla.layers."):
+            break
     return found
+
+
+def _name_of(frame: FrameType) -> str | None:
+    """Return the name by which others call the function of a frame: its own, or that of an autograd function's `apply`."""
+    owner = frame.f_globals.get(frame.f_code.co_qualname.partition(".")[0])
+    if callable(frame.f_globals.get(frame.f_code.co_name)):
+        return frame.f_code.co_name
+    applied = [name for name, value in frame.f_globals.items() if owner and getattr(value, "__self__", None) is owner]
+    return applied[0] if applied else None
 
 
 def _by_device(fla_function: Callable, cpu_function: Callable) -> Callable:

@@ -11,6 +11,8 @@ class DeltaNetSpec(WithDeltaRule):
 
     kind: Literal["delta_net"] = "delta_net"
 
+    fp32_refused = "fla's DeltaNet kernels refuse"
+
     @property
     def mixer_params(self) -> int:
         d = self.hidden_size

@@ -2,27 +2,17 @@
 
 As in the released code, the layer-wise lower bounds exist but do not reach the mixer, unless `use_lower_bound` asks for it."""
 
-from typing import Any
-
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
-from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
+from models.recurrent import FusedOutput, RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 import torch
 from fla.layers.hgrn2 import HGRN2Attention
 from torch import Tensor, nn
 
-from models.backbone import is_plain
 from models.hgrn2.spec import HGRN2Spec
 
 
-class HGRN2Mixer(HGRN2Attention):
-    """fla's layer, which computes the output projection together with the norm before it, from its weight alone."""
-
-    def forward(self, *given: Any, **options: Any) -> Any:
-        """Return what fla's layer does. ValueError for an output projection that is more than its weight."""
-        if not is_plain(self.o_proj):
-            met = f"o_proj of layer {self.layer_idx}, a {type(self.o_proj).__name__}, has an adapter or a hook"
-            raise ValueError(f"{met}: HGRN2 takes no more of it than its weight; merge the adapter, or leave out o_proj")
-        return super().forward(*given, **options)
+class HGRN2Mixer(FusedOutput, HGRN2Attention):
+    """fla's layer."""
 
 
 class Model(RecurrentModel):

@@ -15,6 +15,7 @@ class PathFoxSpec(WithMLP):
     conv_size: PositiveInt = 3
 
     RANK = 32
+    fp32_refused = "fla's PaTH kernels have no room for"
     repeats = False  # on a GPU fla adds its gradients in any order
 
     def __post_init__(self) -> None:

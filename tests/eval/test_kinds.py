@@ -68,7 +68,7 @@ def test_every_kind_is_a_folder_with_a_spec_and_a_measure():
         assert spec.NEEDS in get_args(Needs)
         assert set(spec.SCHEMA.key) <= set(spec.SCHEMA.columns)
         assert spec.summary is not EvalSpec.summary
-    assert [type(spec) for spec in SMALLEST] == list(KINDS.values())
+    assert [type(spec) for spec in SMALLEST] == list(KINDS.values()), "give SMALLEST of this file a spec of the new kind"
 
 
 def test_nothing_but_fields_is_part_of_an_identity():

@@ -129,6 +129,7 @@ SAID = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_summary(kind):
+    assert kind in SAID, f"give SAID of this file rows of {kind} and its summary of them"
     columns, lines = SAID[kind]
     assert KINDS[kind](**GIVEN.get(kind, {})).summary(pd.DataFrame(columns)) == lines
 

@@ -68,11 +68,14 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["run", FIG2, "--slots", "many"], ["--slots"]),
         (["run", FIG2, "--processes", "0"], ["--processes 0: give at least 1"]),
         (["run", FIG2, "--slots", "2", "--processes", "4"], ["--processes 4: --slots 2 are too few", "give fewer processes"]),
+        (["run", FIG2, "--slots", "3", "--processes", "3"], ["4 sequences, which do not divide among 3 processes"]),
+        (["plan", FIG2, "--micro-batch-tokens", "3"], ["micro_batch_tokens 3 must be a multiple of seq_len 256"]),
         (["plan", FIG2, "--seeds", "0,x"], ["--seeds: 0,x"]),
         (["plan", FIG2, "--seeds", "0,0"], ["--seeds 0 0"]),
         (["plan", FIG2, "--seeds", str(2**70)], [str(2**70), "below 2^63"]),
         (["run", "fig4_needle", "--judge-model", "gpt"], ["'gpt'", "--judge-url"]),
         (["adopt", "/nowhere", "--as", "fox_pro"], ["/nowhere: there is no such folder"]),
+        (["adopt", "/nowhere", "--as", "foxpro"], ["--as foxpro: no such model"]),
         (["plan", FIG2, "--longbench", "/tmp"], ["--longbench", "reads it"]),
         (["plan", FIG2, "--heldout", "/nowhere"], ["/nowhere"]),
         (["run", FIG2, "--checkpoint-minutes", "-1"], ["checkpoint"]),
@@ -93,7 +96,25 @@ def test_mistakes(arguments, words, folders, tmp_path, capsys):
     said = mistake(capsys, arguments + (folders if planned else []))
     for word in words:
         assert word in said
-    assert not (tmp_path / "work" / "runs").exists()
+    assert not (tmp_path / "work" / "runs").exists() and not list((tmp_path / "work").glob("corpora/*/"))
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "render"])
+def test_a_readme_of_others_is_not_written_over(command, tmp_path, monkeypatch, capsys):
+    """As in the checkout itself, which an unset variable of the shell names, too."""
+    monkeypatch.chdir(tmp_path)
+    readme = tmp_path / "README.md"
+    for text in ("# Mine\n", ""):
+        readme.write_text(text)
+        said = mistake(capsys, [command, FIG2, "--results-dir", ""])
+        assert said.startswith("error: --results-dir .: drawing would write over its README.md; name another folder")
+        assert list(tmp_path.iterdir()) == [readme] and readme.read_text() == text
+
+
+def test_a_figure_without_rows_is_not_drawn_in_words(tmp_path, capsys):
+    (tmp_path / "tiny").mkdir()
+    said = mistake(capsys, ["render", FIG2, "--results-dir", str(tmp_path)])
+    assert f"error: {FIG2} at tiny is not drawn: {tmp_path}/tiny/{FIG2}.json: nothing is stored for {FIG2}; run its" in said
 
 
 def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, capsys):

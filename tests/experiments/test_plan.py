@@ -430,6 +430,17 @@ def test_a_synthetic_task_needs_no_text(asked):
     )
 
 
+def test_a_new_scale_is_told_every_table_that_lacks_it(asked, monkeypatch):
+    """Each once, whether runs or evaluations ask for its sizes."""
+    monkeypatch.setitem(SCALES, "new", replace(TINY, name="new"))
+    stems = ("fig7_gate_types", "table3_ablation", "ruler", "stick_recall", "mqar")
+    with pytest.raises(ValueError, match="ABLATIONS has nothing") as told:
+        make_plan(replace(asked, artefacts=stems, scale="new"))
+    first, others = str(told.value).split(" The same holds for ")
+    assert first == 'experiments/scales.py: ABLATIONS has nothing for scale new; add ("new",) and its own there.'
+    assert others == "experiments/stick_breaking/stick_recall.py: SIZES, experiments/beyond/ruler.py: SIZES."
+
+
 def test_extrapolation_reaches_sixteen_times_the_training_length():
     for scale in SCALES.values():
         at = far(scale)

@@ -112,7 +112,8 @@ def test_all_is_there_already_is_said(monkeypatch):
     monkeypatch.setattr(execute, "run_tasks", lambda *given: pytest.fail("nothing is left to run"))
     monkeypatch.setattr(execute, "draw", lambda specs, console: len(specs))
     console, told = said()
-    plan = SimpleNamespace(runs=[1, 2], drawings={"a": 1, "b": 2, "c": 3}, request=Request(), idle=[], unread=[])
+    runs = dict.fromkeys("ab", SimpleNamespace(trains=False))
+    plan = SimpleNamespace(runs=runs, drawings={"a": 1, "b": 2, "c": 3}, request=Request(), idle=[], unread=[])
     assert execute.execute(plan, 1, 1, console) == 3
     assert told.getvalue() == "all 2 runs and their evaluations exist already\n"
 

@@ -16,6 +16,7 @@ from models.build import build_model, load_model, num_params, spec_of
 from models.cache import DecodingCache
 from models.causal_lm import CausalLMConfig
 from models.loss import token_losses
+from models.recurrent import FusedOutput
 from models.spec import ModelSpec
 from tests.models.conftest import SPECS
 
@@ -317,27 +318,29 @@ def linears(model) -> dict[str, torch.nn.Linear]:
 
 
 def test_adapters_and_hooks_are_heeded(model, key, tokens):
-    """On every linear map, in logits and losses; HGRN2's output projection, which fla does not call, refuses both."""
+    """On every linear map, in logits and losses; an output projection that fla does not call refuses both."""
     merged, called = deepcopy(model), set[str]()
-    refused = pytest.raises(ValueError, match=r"o_proj of layer 0, a .*: HGRN2 takes no more of it than its weight")
-    if key == "hgrn2":
+    refused = pytest.raises(ValueError, match=r"o_proj of layer 0, a .*: fla takes no more of it than its weight")
+    fused = {f"{name}.o_proj" for name, module in model.named_modules() if isinstance(module, FusedOutput)}
+    assert bool(fused) or key != "hgrn2"
+    if fused:
         for attach in (Adapted, lambda module: module.register_forward_hook(print) and module):
             broken = deepcopy(model)
             broken.model.layers[0].attn.o_proj = attach(broken.model.layers[0].attn.o_proj)
             with refused:
                 broken(tokens[:, :9])
-    chosen = {name: linear for name, linear in linears(model).items() if key != "hgrn2" or not name.endswith("o_proj")}
+    chosen = {name: linear for name, linear in linears(model).items() if name not in fused}
+    hooked, expected = deepcopy(model), model(tokens).logits
+    for name in chosen:
+        hooked.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
+    torch.testing.assert_close(hooked(tokens).logits, expected, rtol=0, atol=2e-5)
+    assert called == set(chosen), "a layer takes a map's weight alone: if it is o_proj, begin its bases with FusedOutput"
     for name, linear in chosen.items():
         model.set_submodule(name, Adapted(linear))
         with torch.no_grad():
             merged.get_submodule(name).weight += model.get_submodule(name).beside.weight
     torch.testing.assert_close(model(tokens).logits, merged(tokens).logits, rtol=0, atol=5e-5)
     torch.testing.assert_close(token_losses(model, tokens, tokens), token_losses(merged, tokens, tokens), rtol=0, atol=5e-5)
-    expected = merged(tokens).logits
-    for name in chosen:
-        merged.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
-    torch.testing.assert_close(merged(tokens).logits, expected, rtol=0, atol=2e-5)
-    assert called == set(chosen)
 
 
 def test_saving_and_loading_keep_the_logits(model, spec, tokens, tmp_path):

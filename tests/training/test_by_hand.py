@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from models.build import build_model
-from models.spec import ForgettingTransformerSpec
+from models.spec import KINDS, ForgettingTransformerSpec
 from results.sealed import read_sealed
 from training import __main__ as command
 from training import (
@@ -93,7 +93,7 @@ def test_sequences_that_do_not_divide_are_refused(world, tokens, words):
     ("cuda", "fp32", "mamba2", False), ("cuda", "fp32", "path_fox", True), ("cuda", "bf16", "path_fox", False),
 ])  # fmt: skip
 def test_what_a_gpu_cannot_train(device, precision, kind, refused):
-    spec = SimpleNamespace(name="n", scale="s", train=SimpleNamespace(precision=precision), model=SimpleNamespace(kind=kind))
+    spec = SimpleNamespace(name="n", scale="s", train=SimpleNamespace(precision=precision), model=KINDS[kind])
     with pytest.raises(ValueError, match="n at s is trained in fp32, which") if refused else contextlib.nullcontext():
         check_device(spec, device)
 

@@ -1,7 +1,12 @@
 """`python -m training`: every mistake is one line and exit code 2."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
+from tests.checkout import ROOT
 from tests.training.runs import FORK
 from training.__main__ import main
 
@@ -58,3 +63,23 @@ def test_wrong_folders(capfd, tmp_path, make_run):
         assert process.exitcode == 2
         error = capfd.readouterr().err
         assert words in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+INTERRUPTED = """
+import runpy, sys
+
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == "tyro":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["experiments", "eval", "slurm", "training"])
+def test_an_interruption_of_imports_is_one_line(module):
+    told = subprocess.run([sys.executable, "-c", INTERRUPTED, module], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told.stderr == "interrupted; what is finished is kept, the same command goes on from there\n"
+    assert told.returncode == -signal.SIGINT  # 130 in a shell

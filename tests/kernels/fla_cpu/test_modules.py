@@ -106,6 +106,7 @@ def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatc
     install.install()
     from fla.layers.rodimus import RodimusAttention
     from fla.modules import LayerNorm
+    from fla.modules.feature_map import SwishFeatureMap
 
     driver = sys.modules["triton.runtime.driver"]
     assert hasattr(driver._create_driver, "__wrapped__")
@@ -119,5 +120,8 @@ def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatc
     norm = "fla.modules.norm.layernorm"
     with pytest.raises(ValueError, match=rf'add \("{norm}", "layer_norm", your version in PyTorch\)'):
         LayerNorm(32)(torch.randn(1, 70, 32))
+    applied = r'add \("fla.modules.feature_map", "swish", your version in PyTorch\)'  # SwishFunction.apply
+    with pytest.raises(ValueError, match=rf"fla.modules.feature_map calls fla.modules.activations.ops.swish, .*{applied}"):
+        SwishFeatureMap()(torch.randn(1, 70, 32))
     with pytest.raises(RuntimeError, match="0 active drivers"):
         driver.driver.active  # noqa: B018  (not called by a layer)
