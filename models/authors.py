@@ -83,7 +83,8 @@ def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
     elif model_type == _FOX:
         # The paper's checkpoints say true; the authors' present default, for a config without the key, is false.
         found = {"qk_norm_share_param_across_head": False, **found}
-        of_no_use = () if found["forget_gate"] in ("bias_only", "fixed") else ("decay_time_min", "decay_time_max")
+        starts = config.get("fgate_bias_init") if found["forget_gate"] == "full" else found["forget_gate"] != "none"
+        of_no_use = () if starts else ("decay_time_min", "decay_time_max")
         for name in (*of_no_use, *(["prune_log_tolerance"] if found["forget_gate"] == "none" else [])):
             found.pop(name, None)
     return form.spec(**found)
@@ -99,6 +100,8 @@ def config_for_authors(spec: ModelSpec) -> dict[str, Any]:
     elif isinstance(spec, ForgettingTransformerSpec):
         if spec.forget_gate == "none" and spec.qk_norm_share_param_across_head and not any(getattr(spec, s) for s in _SWITCHES):
             model_type, more = _TRANSFORMER, {"num_kv_heads": None}
+        elif spec.forget_gate == "full" and spec.decay_time_min is not None:
+            more = {"fgate_bias_init": True}
     else:
         raise ValueError(f"the authors' format has no model of kind {spec.kind!r}")
     form = _FORMATS[model_type]

@@ -428,9 +428,11 @@ class Model(Backbone):
             yield found
 
     def init_module(self, module: nn.Module) -> None:
-        """Start with N(0, 0.02^2) everywhere, biases 0 (the forget gate's too: f starts near 0.5), no scaling with depth."""
+        """Start with N(0, 0.02^2) everywhere, no scaling with depth, biases 0 (the forget gate's, too: f starts near 0.5) but
+        for gates with decay times."""
         linear_normal_(module, self.spec.initializer_range)
-        if isinstance(module, ForgettingAttention) and module.spec.forget_gate in ("bias_only", "fixed"):
-            spec = module.spec
-            assert spec.decay_time_min is not None and spec.decay_time_max is not None
-            start_with(module.fgate_bias, decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))
+        spec, bias = self.spec, getattr(module, "fgate_bias", None)
+        if isinstance(module, nn.Linear):
+            bias = module.bias  # a gate's: no other map has one
+        if bias is not None and spec.decay_time_min is not None and spec.decay_time_max is not None:
+            start_with(bias, decay_time_bias(spec.num_heads, spec.decay_time_min, spec.decay_time_max))

@@ -13,12 +13,13 @@ class ForgettingTransformerSpec(WithMLP):
 
     `attention`: "stick_breaking" (arXiv 2410.17980) has no gate and needs no position encoding; with `stick_remainder` a
     token's own value takes what its keys left over. `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only" sigmoid(b)
-    learned, "fixed" sigmoid(b) constant, "none" no gate. `decay_time_min`/`decay_time_max` (tokens) set the initial b of
-    the two constant gates (Fig. 7). `mlp_width` overrides the SwiGLU width that follows from `mlp_ratio` (in small models
-    rounding up to 256 would dominate). `window_size`: a token sees that many, itself included. `prune_log_tolerance`:
-    log(eps) of adaptive computation pruning, e.g. -10; None computes every tile. It changes the result by less than eps,
-    but it is part of the spec because the ACP paper compares the two. `prune_tightly`: the same promise with another bound,
-    which skips more (`kernels.forgetting_attention.pruning.tight`; not in the paper)."""
+    learned, "fixed" sigmoid(b) constant, "none" no gate. `decay_time_min`/`decay_time_max` (tokens) set the initial b:
+    always that of the two constant gates (Fig. 7); that of "full" is 0 without them. `mlp_width` overrides the SwiGLU width
+    that follows from `mlp_ratio` (in small models rounding up to 256 would dominate). `window_size`: a token sees that
+    many, itself included. `prune_log_tolerance`: log(eps) of adaptive computation pruning, e.g. -10; None computes every
+    tile. It changes the result by less than eps, but it is part of the spec because the ACP paper compares the two.
+    `prune_tightly`: the same promise with another bound, which skips more (`kernels.forgetting_attention.pruning.tight`;
+    not in the paper)."""
 
     kind: Literal["forgetting_transformer"] = "forgetting_transformer"
     num_heads: PositiveInt
@@ -48,10 +49,11 @@ class ForgettingTransformerSpec(WithMLP):
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if self.head_dim not in (16, 32, 64, 128):
             raise ValueError(f"head_dim {self.head_dim} (hidden_size / num_heads) must be 16, 32, 64 or 128")
-        if (gate in ("bias_only", "fixed")) != (least is not None and most is not None):
+        given = (least is not None) + (most is not None)
+        if given not in {"full": (0, 2), "none": (0,)}.get(gate, (2,)):
             raise ValueError(
                 f"forget_gate {gate!r} with decay_time_min {least} and decay_time_max {most}: give both decay times with "
-                "'bias_only' and 'fixed', and neither otherwise"
+                "'bias_only' and 'fixed', both or neither with 'full', and neither with 'none'"
             )
         if self.attention == "stick_breaking" and (gate != "none" or self.window_size is not None):
             raise ValueError(

@@ -114,7 +114,7 @@ REFUSED = {"attention", "prune_tightly", "use_lower_bound"}
 def test_every_field_comes_back_or_is_refused(kind, data):
     names = [field.name for field in dataclasses.fields(kind) if field.name != "kind"]
     drawn = {name: data.draw(FIELDS[name] if name in FIELDS else st.booleans(), label=name) for name in names}
-    if not drawn.get("forget_gate", "full").endswith(("only", "fixed")):
+    if drawn.get("forget_gate") == "none":
         drawn |= dict.fromkeys({"decay_time_min", "decay_time_max"} & set(names))
     try:
         spec = kind(**drawn)

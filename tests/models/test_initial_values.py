@@ -49,6 +49,7 @@ MODELS: dict[str, ModelSpec] = {
     "fox_llama": fox(),
     "transformer_llama": fox(**SOFTMAX),
     "bias_only": fox(forget_gate="bias_only", **CONSTANT),
+    "full, with decay times": fox(**CONSTANT),
     "fixed": fox(forget_gate="fixed", **CONSTANT),
     "stick_breaking": fox(attention="stick_breaking", forget_gate="none"),
     "wall_attention": WallAttentionSpec(**COMMON, num_heads=HEADS, mlp_width=200),
@@ -134,6 +135,7 @@ TABLE: dict[str, dict[str, Check]] = {
     "stick_breaking": FOX,
     "wall_attention": {**FOX, r".*g_proj\.bias": constant(8.0)},
     "bias_only": CONSTANT_GATE,
+    "full, with decay times": {**FOX, r".*fgate_proj\.bias": constant(decay_time_bias(HEADS, 2.0, 256.0))},
     "fixed": CONSTANT_GATE,
     "hgrn2": {**LINEAR_RECURRENT, r"model\.lower_bounds": constant(0.0)},
     "delta_net": {

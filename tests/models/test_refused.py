@@ -15,7 +15,7 @@ SIZES: dict[str, Any] = dict(vocab_size=64, hidden_size=128, num_layers=2)
 HEADS = SIZES | dict(num_heads=4)
 STICK = HEADS | dict(attention="stick_breaking", forget_gate="none")
 TIMES = dict(decay_time_min=2.0, decay_time_max=2.0)
-BOTH = "give both decay times with 'bias_only' and 'fixed', and neither otherwise"
+BOTH = "give both decay times with 'bias_only' and 'fixed', both or neither with 'full', and neither with 'none'"
 FOX = "forgetting_transformer"
 
 
@@ -23,9 +23,9 @@ FOX = "forgetting_transformer"
     (FOX, HEADS, None), (FOX, HEADS | dict(num_heads=3), "hidden_size 128 is not a multiple of num_heads 3"),
     (FOX, HEADS | dict(num_heads=8), None), (FOX, HEADS | dict(num_heads=1), None),
     (FOX, HEADS | dict(num_heads=16), r"head_dim 8 \(hidden_size / num_heads\) must be 16, 32, 64 or 128"),
-    *((FOX, HEADS | dict(forget_gate=gate) | TIMES, None) for gate in ("bias_only", "fixed")),
-    *((FOX, HEADS | dict(forget_gate=gate) | TIMES, BOTH) for gate in ("full", "none")),
-    *((FOX, HEADS | dict(forget_gate=gate, **{name: 2.0}), BOTH) for gate in ("bias_only", "fixed") for name in TIMES),
+    *((FOX, HEADS | dict(forget_gate=gate) | TIMES, None) for gate in ("bias_only", "fixed", "full")),
+    (FOX, HEADS | dict(forget_gate="none") | TIMES, BOTH),
+    *((FOX, HEADS | dict(forget_gate=gate, **{name: 2.0}), BOTH) for gate in ("bias_only", "fixed", "full") for name in TIMES),
     *((FOX, HEADS | dict(forget_gate=gate), BOTH) for gate in ("bias_only", "fixed")),
     (FOX, HEADS | dict(forget_gate="none"), None),
     (FOX, HEADS | dict(forget_gate="fixed", decay_time_min=2.5, decay_time_max=2.0),
@@ -120,15 +120,16 @@ def test_each_setting_that_is_built_in_and_each_key_that_is_needed(name):
     (dict(forget_gate="none", decay_time_min=2.0, decay_time_max=3.0, prune_log_tolerance=-10.0), dict(forget_gate="none")),
     (dict(forget_gate="full", decay_time_min=2.0, decay_time_max=3.0, prune_log_tolerance=-10.0),
      dict(forget_gate="full", prune_log_tolerance=-10.0)),
+    (dict(forget_gate="full", fgate_bias_init=True, decay_time_min=2.0, decay_time_max=3.0),
+     dict(forget_gate="full", decay_time_min=2.0, decay_time_max=3.0)),
     (dict(forget_gate="fixed", decay_time_min=2.0, decay_time_max=3.0),
      dict(forget_gate="fixed", decay_time_min=2.0, decay_time_max=3.0)),
 ])  # fmt: skip
 def test_what_is_of_no_use_to_a_gate_is_left_out(values, config):
     """The authors' configs hold decay times and tolerances of gates that do not have them."""
     made = config_for_authors(KINDS[FOX](**HEADS | dict(use_k_shift=True, forget_gate="none")))
-    given = json.loads(
-        json.dumps(made | {form: values[ours] for ours, form in _FORMATS[f"{FOX}-project_fox"].keys.items() if ours in values})
-    )
+    keys = {**_FORMATS[f"{FOX}-project_fox"].keys, "fgate_bias_init": "fgate_bias_init"}
+    given = json.loads(json.dumps(made | {form: values[ours] for ours, form in keys.items() if ours in values}))
     assert spec_from_authors(given) == KINDS[FOX](**HEADS | dict(use_k_shift=True, **config))
 
 
