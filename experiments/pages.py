@@ -28,7 +28,7 @@ from analysis.tables import to_markdown
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, Timed, timed
 from experiments.artefact import PAPERS, artefacts
-from experiments.beyond import acp_tight, cache_eviction, context_use, gate_by_tokens, last_words, mqar, successors
+from experiments.beyond import acp_tight, cache_eviction, context_use, gate_by_tokens, last_words, mqar, mqar_gates, successors
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
@@ -302,6 +302,8 @@ def fill(template: Path, facts: Facts) -> str:
         "last_words": last_words.last_words,
         "remaining": cache_eviction.remaining,
         "recalled": mqar.shares,
+        "recalled_from": mqar_gates.shares,
+        "gate_starts": mqar_gates.STARTS,
         "level": f"{LEVEL:.0%}",
         "papers_budget": PAPERS_BUDGET,
         "papers_step": (-math.log(MOST_GAIN), -math.log(LEAST_GAIN)),

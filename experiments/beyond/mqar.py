@@ -10,7 +10,7 @@ from itertools import product
 
 import pandas as pd
 
-from analysis.names import ordered, style_of, title
+from analysis.names import LineStyle, ordered, style_of
 from analysis.panels import band_note
 from analysis.study import Study
 from analysis.style import DPI, WIDTH, Files, plt, publish
@@ -55,10 +55,13 @@ def _trainings(scale, seeds, models):
     """Yield the recipes of models, each with its sizes, for every number of keys and learning rate."""
     grid = sizes_at(scale, stick_recall.SIZES, stick_recall.__name__)
     for num_keys in sizes_at(scale, SIZES, __name__):
-        symbols = max(num_keys, grid.num_symbols)
-        task = RecallTask(num_keys=num_keys, num_assignments=1, num_queries=1, num_symbols=symbols, pairs_first=True)
-        for how, (name, model) in product(grid.trainings(task), models.items()):
+        for how, (name, model) in product(grid.trainings(task_of(num_keys, grid)), models.items()):
             yield from recipes(scale, name, seeds, model=model, **how)
+
+
+def task_of(num_keys: int, grid: stick_recall.Grid) -> RecallTask:
+    symbols = max(num_keys, grid.num_symbols)
+    return RecallTask(num_keys=num_keys, num_assignments=1, num_queries=1, num_symbols=symbols, pairs_first=True)
 
 
 def is_zoologys(study: Study, run_id: str) -> bool:
@@ -75,41 +78,56 @@ def answers(study: Study) -> pd.DataFrame:
 
 def shares(study: Study) -> pd.DataFrame:
     """Percent of the queries that were answered, by (model, seed) and number of keys, at the best learning rate."""
-    rows = stick_recall.at_best(answers(study))
-    return 100 * rows.groupby(["model", "seed", "num_keys"])["correct"].mean().unstack()
+    return shares_of(answers(study))
+
+
+def shares_of(rows: pd.DataFrame) -> pd.DataFrame:
+    own = stick_recall.at_best(rows).groupby(["model", "seed", "num_keys"])
+    return 100 * own["correct"].mean().unstack()
 
 
 def draw(study: Study) -> Files:
-    """Draw a panel per number of keys, with a bar per model and every seed as a dot."""
-    table = shares(study)
-    models = ordered(table.index.get_level_values("model"))
-    size = (WIDTH, 1.1 + 0.19 * len(models))
+    rows = answers(study)
+    return draw_bars(study, rows, {model: style_of(model) for model in ordered(rows["model"])})
+
+
+def draw_bars(study: Study, rows: pd.DataFrame, styles: dict[str, LineStyle]) -> Files:
+    """Draw a panel per number of keys, with a bar for each `model` of the rows in the order of `styles`, and every seed as a
+    dot."""
+    table = shares_of(rows)
+    size = (WIDTH, 1.1 + 0.19 * len(styles))
     symbols = study.spec(study.lines[0].run_id)["data"]["recall"]["num_symbols"]
     figure, panels = plt.subplots(ncols=len(table.columns), sharey=True, squeeze=False, figsize=size)
     figure.set_dpi(DPI)  # long labels grow with hinting: room is made for them as they are drawn
     for axes, keys in zip(panels[0], table.columns, strict=True):
-        for place, model in enumerate(models):
+        for place, (model, style) in enumerate(styles.items()):
             own = table.loc[model][keys].dropna()
-            axes.barh(place, own.mean(), 0.8, color=style_of(model).colour)
+            axes.barh(place, own.mean(), 0.8, color=style.colour)
             if len(own) > 1:
                 axes.plot(own, [place] * len(own), ".", color="#222222", markersize=3)
         axes.axvline(100 / symbols, color="#555555", linestyle=(0, (4, 3)), linewidth=0.8)
-        axes.set(title=f"{keys} keys", xlim=(0, 103), ylim=(len(models) - 0.5, -0.5), xlabel="queries answered (%)")
+        axes.set(title=f"{keys} keys", xlim=(0, 103), ylim=(len(styles) - 0.5, -0.5), xlabel="queries answered (%)")
         axes.grid(visible=False, axis="y")
-    panels[0, 0].set_yticks(range(len(models)), [title(model) for model in models])
+    panels[0, 0].set_yticks(range(len(styles)), [style.label for style in styles.values()])
     zoologys = any(is_zoologys(study, line.run_id) for line in study.lines)
     layout = "all pairs come first" if zoologys else "pairs and queries mixed, values may repeat: not yet Zoology's layout"
     asked = f"every key is assigned and asked for once ({layout}); dashed: guessing one of {symbols} values"
     means = table.groupby("model").mean().reset_index().melt("model", value_name="percent")
-    rates = stick_recall.at_best(answers(study)).groupby(["model", "num_keys"], as_index=False)["peak_lr"].first()
-    notes = (asked, band_note(study.seed_counts.values()), stick_recall.rates_note(answers(study)))
+    rates = stick_recall.at_best(rows).groupby(["model", "num_keys"], as_index=False)["peak_lr"].first()
+    counts = set(study.seed_counts.values())
+    seeds = band_note(counts).partition(", bands")[0] + ", dots: single seeds" * (max(counts) > 1)
+    notes = (asked, seeds, stick_recall.rates_note(rows))
     return publish(study, figure, means.merge(rates, how="left"), *notes)
 
 
 def summary(study: Study) -> Table:
-    table = shares(study)
+    rows = answers(study)
+    return table_of(study, rows, {model: model for model in ordered(rows["model"])})
+
+
+def table_of(study: Study, rows: pd.DataFrame, names: dict[str, str]) -> Table:
+    """Shares by `model` of the rows, in the order of `names`, as it is called there."""
+    table = shares_of(rows)
     columns = [Column(f"keys_{keys}", f"{keys} keys (%)", 1, "higher") for keys in table.columns]
-    models = ordered(table.index.get_level_values("model"))
-    values = {model: [table.loc[model][keys].to_numpy() for keys in table.columns] for model in models}
-    note = stick_recall.table_note(study, answers(study))
-    return over_seeds("Multi-query associative recall", columns, values, note)
+    values = {name: [table.loc[model][keys].to_numpy() for keys in table.columns] for model, name in names.items()}
+    return over_seeds("Multi-query associative recall", columns, values, stick_recall.table_note(study, rows))

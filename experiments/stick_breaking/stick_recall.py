@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.names import ordered, style_of
+from analysis.names import ordered, style_of, title
 from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend_of
 from analysis.statistics import Term, contrast
 from analysis.study import Study
@@ -111,7 +111,7 @@ def rates_note(rows: pd.DataFrame) -> str:
         return ""
     for model in models if len(models) <= NAMED else ():
         own = at_best(rows[rows["model"] == model]).groupby("num_keys")["peak_lr"].first()
-        parts.append(f"{style_of(model).label} {', '.join(f'{rate:g}' for rate in own)}")
+        parts.append(f"{title(model)} {', '.join(f'{rate:g}' for rate in own)}")
     named = f": {'; '.join(parts)}" if parts else ""
     return f"each at the best of learning rates {', '.join(f'{rate:g}' for rate in tried)}{named}"
 

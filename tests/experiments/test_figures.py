@@ -1,4 +1,5 @@
 import time
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from analysis.curves import by_model, perplexity, smooth
 from analysis.needles import needles
 from analysis.style import changed_note, plt, scale_note, tokens
 from experiments.acp import acp_pruned_share, acp_speed, acp_tiles, acp_training_curves
-from experiments.beyond import cache_eviction, context_use, generation, last_words, mqar, ruler
+from experiments.beyond import cache_eviction, context_use, generation, last_words, mqar, mqar_gates, ruler
 from experiments.fox import (
     appendix_ablation_losses,
     appendix_extrapolation,
@@ -196,6 +197,25 @@ def recalled(tmp_path, seeds=2, pairs_first=()):
     return store.study("mqar")
 
 
+def recalled_from_the_start(tmp_path, seeds=2):
+    store, rng = synthetic.Store(tmp_path), np.random.default_rng(8)
+    lines = {("transformer_pro", None): 0.9, ("fox_pro", None): 0.2, ("fox_pro", "spread"): 0.6, ("fox_pro", "long"): 0.8}
+    for ((model, start), share), keys, seed in product(lines.items(), (16, 32), range(seeds)):
+        rows = pd.DataFrame({"sequence": np.arange(20), "num_queries": keys, "num_correct": rng.binomial(keys, share, 20)})
+        own, axes = [("recall", rows.assign(num_stale=0))], {"num_keys": keys} | ({"start": start} if start else {})
+        task = {"recall": {"num_symbols": 16, "pairs_first": True}}
+        how = dict(model=model, seed=seed, name=f"{model} {keys} {start}", data=task, axes=axes)
+        store.add("mqar_gates", f"{keys} keys{f', {start}' if start else ''}", own, **how)
+    return store.study("mqar_gates")
+
+
+def test_recall_is_told_by_how_the_gates_start(tmp_path):
+    """A gate's start is not averaged with another's, and what starts in no way of its own is the paper's."""
+    rows = mqar_gates.summary(recalled_from_the_start(tmp_path)).rows
+    assert list(rows) == ["transformer_pro", *(f"FoX (Pro), {name}" for name in mqar_gates.STARTS.values())]
+    assert [round(row[0] / 10) for row in rows.values()] == [9, 2, 6, 8]
+
+
 def test_rows_of_two_layouts_of_recall_do_not_meet(tmp_path):
     whole, some = recalled(tmp_path / "old"), recalled(tmp_path / "new", pairs_first=("mamba2",))
     assert set(mqar.shares(whole).index.get_level_values("model")) == {"fox_pro", "mamba2"}
@@ -264,6 +284,7 @@ EVERY = [
     (cache_eviction, evicted, 3),
     (ruler, needles_of_ruler, 3),
     (mqar, recalled, 3),
+    (mqar_gates, recalled_from_the_start, 3),
     (generation, generated, 3),
     (context_use, more_context, 3),
     (last_words, told_words, 3),
