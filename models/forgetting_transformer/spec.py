@@ -50,10 +50,10 @@ class ForgettingTransformerSpec(WithMLP):
         if self.head_dim not in (16, 32, 64, 128):
             raise ValueError(f"head_dim {self.head_dim} (hidden_size / num_heads) must be 16, 32, 64 or 128")
         given = (least is not None) + (most is not None)
-        if given not in {"full": (0, 2), "none": (0,)}.get(gate, (2,)):
+        if given not in {"full": (0, 2), "bias_only": (2,), "fixed": (2,)}.get(gate, (0,)):
             raise ValueError(
                 f"forget_gate {gate!r} with decay_time_min {least} and decay_time_max {most}: give both decay times with "
-                "'bias_only' and 'fixed', both or neither with 'full', and neither with 'none'"
+                "'bias_only' and 'fixed', both or neither with 'full', and neither otherwise"
             )
         if self.attention == "stick_breaking" and (gate != "none" or self.window_size is not None):
             raise ValueError(

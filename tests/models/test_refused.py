@@ -15,7 +15,7 @@ SIZES: dict[str, Any] = dict(vocab_size=64, hidden_size=128, num_layers=2)
 HEADS = SIZES | dict(num_heads=4)
 STICK = HEADS | dict(attention="stick_breaking", forget_gate="none")
 TIMES = dict(decay_time_min=2.0, decay_time_max=2.0)
-BOTH = "give both decay times with 'bias_only' and 'fixed', both or neither with 'full', and neither with 'none'"
+BOTH = "give both decay times with 'bias_only' and 'fixed', both or neither with 'full', and neither otherwise"
 FOX = "forgetting_transformer"
 
 
