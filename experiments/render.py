@@ -41,6 +41,7 @@ UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
     """Draw artefacts, and write the report and all pages. Returns what could not be drawn; it is named, with its error."""
     known, broken, studies, stems = artefacts(), [], dict[str, Study](), list(stems)
+    before = {stem: _drawn_before(results_dir, scale, stem) for stem in stems}
 
     def works() -> Iterator[Callable[[], Any]]:
         MathTextParser("agg").parse("$i$")  # a fork then need not load fonts and grammar
@@ -59,6 +60,8 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
     for stem, drawn in zip(stems, drawings, strict=True):
         try:
             whole[stem] = drawn()
+            for path in before[stem] - {*whole[stem]}:
+                path.unlink(missing_ok=True)
             for path in whole[stem]:
                 console.print(f"[green]drawn[/] {escape(str(path))}")
         except OSError:
@@ -79,6 +82,12 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
         names = "".join(f"{os.path.relpath(path, results_dir / scale)}\n" for path in paths)
         write_atomic(drawn_file(results_dir, scale, stem), names)
     return broken
+
+
+def _drawn_before(results_dir: Path, scale: str, stem: str) -> set[Path]:
+    """Return the files of the last drawing of an artefact: those that are not drawn again would stay in the report."""
+    file = drawn_file(results_dir, scale, stem)
+    return {file.parent / name for name in file.read_text().splitlines()} if file.is_file() else set()
 
 
 def stored(scale: str, results_dir: Path) -> list[str]:

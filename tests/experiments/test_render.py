@@ -71,6 +71,20 @@ def test_a_broken_artefact_is_named_and_costs_no_other(made, monkeypatch, capsys
         assert (folder / "verdicts.jsonl").read_bytes() == verdicts
 
 
+def test_a_picture_that_is_drawn_no_more_goes(made, monkeypatch):
+    """Else the report would go on showing it; what the user put beside it stays."""
+    results_dir = made.request.results_dir
+    old, own = (results_dir / "tiny" / "figures" / name for name in (f"{FIG2}-old.png", f"{FIG2}-mine.png"))
+    draw = artefacts()[FIG2].draw
+    for more in ([old], []):
+        monkeypatch.setitem(artefacts(), FIG2, replace(artefacts()[FIG2], draw=lambda study, more=more: [*draw(study), *more]))
+        old.write_bytes(b"")
+        own.write_bytes(b"")
+        assert render.render_all([FIG2], "tiny", results_dir, Console(file=io.StringIO())) == []
+        assert (old.exists(), own.exists()) == (bool(more), True)
+    assert all(path.exists() for path in draw(Study(results_dir, "tiny", FIG2)))
+
+
 def test_rows_that_are_damaged_break_their_own_figure_only(made, capsys):
     results_dir = made.request.results_dir
     run = next(iter(made.runs.values()))
