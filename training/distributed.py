@@ -65,9 +65,10 @@ def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> to
     """Return the device of a name. Raises ValueError where CUDA is asked for and not there."""
     if name != "cpu" and torch.cuda.is_available():
         return torch.device("cuda", local_rank % torch.cuda.device_count())
+    if name == "cuda" and not torch.backends.cuda.is_built():
+        torch_of = f"torch {torch.__version__} of {sys.executable}"
+        raise ValueError(f"--device cuda: {torch_of} is built without CUDA; use --device cpu, or a torch with CUDA.")
     if name == "cuda":
-        if not torch.backends.cuda.is_built():
-            raise ValueError(f"--device cuda: torch {torch.__version__} of {sys.executable} is built without CUDA.")
         remedy = "use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES"
         raise ValueError(f"--device cuda: torch sees no CUDA device here; {remedy}.")
     return torch.device("cpu")

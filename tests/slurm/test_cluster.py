@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 
 import pytest
 
@@ -220,17 +221,26 @@ def test_an_allocation_is_used_by_srun_and_its_shell_says_so(local, suite):
     assert done.returncode == 0 and "evaluations exist already" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_node_without_its_gpus_is_left_and_named(local, suite):
-    """A training on GPUs where there are none; SLURM is not asked for them."""
-    lines = "gpus_per_node = 1\ngpu_tflops = 989\nsbatch = { gpus-per-node = false }\nmax_restarts = 1"
-    graph = suite.graph("broken", (FOX,), lines)
+@pytest.mark.parametrize("built", [True, False], ids=["with-cuda", "without-cuda"])
+def test_a_node_without_its_gpus_is_left_and_named(local, suite, tmp_path, built):
+    """A training on GPUs where there are none; SLURM is not asked for them. No node is to blame for a torch without CUDA."""
+    (tmp_path / "sitecustomize.py").write_text(f"import torch\n\ntorch.backends.cuda.is_built = lambda: {built}\n")
+    setup = f'python = "{sys.executable}"\nsetup = ["export PYTHONPATH={tmp_path}"]\n'
+    lines = setup + "gpus_per_node = 1\ngpu_tflops = 989\nsbatch = { gpus-per-node = false }\nmax_restarts = 1"
+    graph = suite.graph("with CUDA" if built else "without CUDA", (FOX,), lines)
     submitted = graph.submit()
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
-    graph.until(lambda: "not on" in graph.states()[f"train {FOX}"].restarted, 60, "a node that failed")
-    state = graph.states()[f"train {FOX}"]
+    training = f"train {FOX}"
+    ended = {True: lambda state: "not on" in state.restarted, False: lambda state: state.state == "failed"}[built]
+    graph.until(lambda: ended(graph.states()[training]), 60, "a training that failed")
+    state = graph.states()[training]
     graph.cancel_rest()
-    said = r"this node failed: no GPU, of those that the job asked for; not on n\d again"
-    assert re.fullmatch(said, state.restarted) and state.state != "failed", state
+    if built:
+        said = r"this node failed: no GPU, of those that the job asked for; not on n\d again"
+        assert re.fullmatch(said, state.restarted) and state.state != "failed", state
+    else:
+        said = r"error: --device cuda: torch .* of .*python.* is built without CUDA; use --device cpu, or .*"
+        assert not state.restarted and re.fullmatch(said, state.error), state
 
 
 def test_figure_2_of_the_first_steps_of_a_real_scale(brief):

@@ -74,7 +74,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="--device cuda: torch sees no CUDA device here; use --device cpu"):
         distributed.pick_device("cuda")
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
-    with pytest.raises(ValueError, match=r"--device cuda: torch .* is built without CUDA"):
+    with pytest.raises(ValueError, match=r"--device cuda: torch .* is built without CUDA; use --device cpu, or a torch"):
         distributed.pick_device("cuda")
 
 
