@@ -148,6 +148,7 @@ def test_recall_tells_stale_answers_from_right_ones():
     assert correct[:, 3:].tolist() == [[True] * 3, [False, True, False], [False] * 3, [False] * 3]
     assert stale[:, 3:].tolist() == [[False] * 3, [True, False, True], [False] * 3, [False] * 3]
     assert correct[3, :3].all() and not stale[3, :3].any(), "the value itself is not an earlier one"
+    assert judged(np.array([[0, 5, 0, 6]]), np.array([[9, 5]]))[1].tolist() == [[False, True]], "that of the pair before"
 
 
 def test_shares_of_tiles_and_keys_read():
