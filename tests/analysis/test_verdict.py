@@ -17,6 +17,7 @@ from analysis.verdict import (
     by_construction,
     decide,
     decide_any,
+    in_part,
     in_words,
     judge,
     not_applicable,
@@ -157,6 +158,14 @@ def test_more_than_is_claimed_exceeds_unless_something_else_is_missed():
 def test_what_no_run_could_have_missed_is_no_finding_but_can_be_a_mistake():
     assert by_construction(decide("", [met(0.5)]), "Counted.").status is Status.BY_CONSTRUCTION
     assert by_construction(decide("", [met(-0.5)]), "Counted.").status is Status.FAILS
+
+
+@pytest.mark.parametrize(
+    ("compared", "status"),
+    [([0.5], Status.UNDECIDED), ([-0.5], Status.FAILS), ([0.5, -0.5], Status.FAILS), ([], Status.NOT_MEASURED)],
+)
+def test_part_of_a_claim_may_fail_it_but_not_hold(compared, status):
+    assert in_part(decide("", [met(effect) for effect in compared], ["Mamba-2"][len(compared) :]), "").status is status
 
 
 def claims_of(*effects, error=0.1):
