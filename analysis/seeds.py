@@ -70,7 +70,7 @@ def noise_of(series: Sequence[Repeated], scale: str, family: str, functional: Fu
     @cache
     def squares(each: Repeated) -> tuple[float, int] | None:
         values = functional(each)
-        if values is None or len(values) < 2 or not np.isfinite(values).all():
+        if values is None or not np.isfinite(values).all():
             return None
         return float(((values - values.mean()) ** 2).sum()), len(values) - 1
 

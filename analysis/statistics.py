@@ -87,7 +87,7 @@ class Estimate:
             middle = (self.effect + more * self.whole / 2) / (1 + more)
             half = math.sqrt(more * (self.effect * (self.whole - self.effect) + more * self.whole**2 / 4)) / (1 + more)
             return max(middle - half, 0.0), min(middle + half, self.whole)
-        half = times * self.error if self.error else 0.0
+        half = times * self.error
         return max(self.effect - half, -self.whole), min(self.effect + half, self.whole)
 
     @property
@@ -102,7 +102,7 @@ class Estimate:
         """The smallest effect that a design with this error would tell from none in 80% of repetitions, at 95%."""
         if self.error is None:
             return None
-        return (quantile(self.df, (1 + LEVEL) / 2) + quantile(self.df, POWER)) * self.error if self.error else 0.0
+        return (quantile(self.df, (1 + LEVEL) / 2) + quantile(self.df, POWER)) * self.error
 
     def p_not_above(self, bound: float, *, strict: bool = True) -> float:
         """One-sided p-value against "the true effect is at most `bound`". Without an error, or with none: 0 or 1, and equality
@@ -188,7 +188,7 @@ def _seeds(by_source: Mapping[object, np.ndarray], noises: Mapping[object, Noise
     pools: dict[object, list[Part]] = defaultdict(list)
     for source, values_S in by_source.items():
         noise, count = noises[source], len(values_S)
-        if noise is not None and np.isfinite(noise.df):
+        if noise is not None:
             pools[noise.where or (source,)].append(Part("seeds", noise.variance / count, noise.df, count))
     return [
         Part("seeds", sum(each.variance for each in pool), min(each.df for each in pool), min(each.count for each in pool))

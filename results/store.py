@@ -163,7 +163,6 @@ def keep(source: Path, results_dir: Path, but: Sequence[str] = (), weights: str 
     if fault_of(path, **owner) is None:
         one, other = (read_rows(each)[0].drop(columns=list(but), errors="ignore") for each in (path, source))
         return path, difference(one, other)
-    meta.pop("rows_sha256")
     _write_pair(path, body, meta)
     return path, None
 

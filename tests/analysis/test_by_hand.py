@@ -160,6 +160,10 @@ def test_needles_at_places():
     assert estimate.effect == (2 + 7 + 7) / 3
     (part,) = [part for part in estimate.parts if part.what == "sentences that are hidden"]
     assert (part.variance, part.df, part.count) == (pytest.approx(2 / 1 * (16 + 16) / 36), 1.0, 2)
+    once = needles("needle", {"value": [1.0, 3, 5, 9, 6, 8], "depth": [0.0, 10, 20, 30, 40, 50]})  # each its own cell
+    for of in (found, once):
+        again = of.mean_of(pd.concat([of.rows, of.rows.assign(run_id="s", seed=1)]))
+        assert again.parts[-1] == of.mean_of(of.rows).parts[-1], "two seeds that agree on each needle"
 
 
 def test_choices_are_shares_and_scores_are_not():

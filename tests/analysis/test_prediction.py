@@ -39,6 +39,8 @@ def test_what_is_not_known_is_no_band():
     assert one.band is None and one.p(9.0) == 1 and one.p(float("nan")) == 0
     floor = predict("score, easy", "needle", (1.0, 1.0, 1.0), (), "mini", "recurrent")
     assert floor.band is None, "equal scores at the floor tell nothing of the noise"
+    equal = pooled(np.random.default_rng(0), 0.0)
+    assert predict("loss in the training context", "per_token_loss", (2.0,), equal, "mini", "recurrent").band is None
     assert Predicted((2.0,), Noise(1e-4, np.inf)).band == pytest.approx((2 - 1.96 * 2e-4**0.5, 2 + 1.96 * 2e-4**0.5), rel=1e-5)
 
 

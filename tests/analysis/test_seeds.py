@@ -112,6 +112,10 @@ def test_the_narrowest_group_with_enough_is_taken():
     assert noise("samba") == seeds.Noise(34.0, 6, "all models at mini")
     assert noise("recurrent", lambda each: each is gated) == seeds.Noise(100.0, 2, "all models at any mini scale")
     assert noise("recurrent", lambda each: False) is None
+    pool = (*recurrent, group("mini", "recurrent", [9.0, np.nan, 9.0]))
+    assert noise("recurrent") == seeds.Noise(1.0, 4, "recurrent at mini"), "one that diverged"
+    pool = [group("mini", "recurrent", [0.0, 2.0])] * 4
+    assert noise("recurrent") == seeds.Noise(2.0, 4, "recurrent at mini"), "pairs"
 
 
 def test_the_source_of_a_document_is_what_its_evaluation_says_or_the_stored_table(tmp_path):

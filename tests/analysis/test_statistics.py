@@ -91,6 +91,7 @@ def test_terms_of_one_model_share_its_seeds():
     nothing = np.empty(0)
     assert contrast([Term("a", 1.0, seeds, nothing), Term("a", -1.0, seeds + 1, nothing)]).error == 0
     assert contrast([Term("a", 1.0, seeds, nothing), Term("b", -1.0, seeds + 1, nothing)]).error > 1
+    assert contrast([Term.of("a", 1.0, np.array([[2.0]]))]).error is None, "one seed on one item"
 
 
 def test_printed_numbers_have_no_interval_and_no_doubt():
@@ -105,7 +106,9 @@ def test_printed_numbers_have_no_interval_and_no_doubt():
 def test_what_is_not_finite_is_above_or_below_everything_and_nan_is_neither():
     assert Estimate(np.inf).p_not_above(1e9) == 0.0
     assert Estimate(-np.inf, 0.1).p_not_above(-1e9) == 1.0
-    assert Estimate(np.nan).p_not_above(0.0) == 1.0
+    assert Estimate(np.nan).p_not_above(0.0) == Estimate(np.nan, 0.1).p_not_above(0.0) == 1.0
+    diverged = Term("a", 1.0, np.array([np.inf, 1.0, 2.0]), np.array([1.0, -1.0]))
+    assert contrast([diverged]) == Estimate(np.inf, seeds=3), "no interval"
 
 
 def estimate_of(*parts, effect=0.0):
@@ -125,6 +128,7 @@ def test_a_pool_counts_once_however_many_models_share_it():
     pool = Noise(0.09, 4.0, "all")
     estimate = contrast(terms, {"a": pool, "b": pool})
     assert estimate.error == pytest.approx((0.09 + 0.045) ** 0.5) and estimate.df == pytest.approx(4.0)
+    assert [part.count for part in estimate.parts] == [1]
     assert contrast(terms, {"a": pool, "b": Noise(0.09, 4.0, "others")}).df > 4.0
     assert not contrast(terms).seeds_known and estimate.seeds_known and estimate.where == ("all",)
 
@@ -132,7 +136,7 @@ def test_a_pool_counts_once_however_many_models_share_it():
 def test_three_seeds_speak_for_themselves():
     terms = [Term("a", 1.0, np.array([1.0, 1.1, 1.2]), np.empty(0))]
     estimate = contrast(terms, {"a": Noise(9.0, 8.0, "all")})
-    assert (estimate.error, estimate.df) == (pytest.approx((0.01 / 3) ** 0.5), pytest.approx(2.0))
+    assert (estimate.error, estimate.df, estimate.where) == (pytest.approx((0.01 / 3) ** 0.5), pytest.approx(2.0), ())
 
 
 @pytest.mark.parametrize(("right", "ends"), [(2, (5.67, 50.98)), (1, (1.79, 40.42)), (0, (0, 27.75)), (10, (72.25, 100))])
@@ -144,7 +148,21 @@ def test_the_interval_of_a_share_is_wilsons(right, ends):
         assert found.p_not_above(found.interval[0]) == pytest.approx(0.025, abs=1e-6)
     if right < 10:
         assert found.negative().p_not_above(-found.interval[1]) == pytest.approx(0.025, abs=1e-6)
-    assert share(replace(found, effect=found.effect / 100), 10, 1.0).whole == 1.0
+    of_one = share(Estimate(found.effect / 100, found.error / 100), 10, 1.0)
+    assert np.multiply(100, of_one.interval) == pytest.approx(found.interval)
+    for bound in (0.0, 0.5, 50.0, 100.0):
+        assert of_one.p_not_above(bound / 100) == pytest.approx(found.p_not_above(bound))
+
+
+@pytest.mark.parametrize("effect", [20.0, 50.0])
+def test_a_share_is_as_sure_as_one_of_the_things_that_are_independent(effect):
+    """At most all that were counted."""
+    error = (effect * (100 - effect) / 10) ** 0.5  # of ten
+    ten, of_forty, of_eight = (share(Estimate(effect, error), counted) for counted in (10, 40, 8))
+    eight = share(Estimate(effect, error * (10 / 8) ** 0.5), 8)
+    for one, other in ((ten, of_forty), (eight, of_eight)):
+        assert other.interval == pytest.approx(one.interval)
+        assert other.negative().p_not_above(-70.0) == pytest.approx(one.negative().p_not_above(-70.0))
 
 
 def test_two_samples_that_agree_are_not_certain():
@@ -164,6 +182,9 @@ def test_a_difference_of_shares_is_not_more_than_all():
     assert apart(Estimate(-10.0, 10.0, 1.0), 20).interval == (-100.0, 100.0)
     assert apart(Estimate(0.5, 0.1), 20, 1.0).interval == Estimate(0.5, 0.1).interval
     assert apart(Estimate(0.5), 20).interval is None
+    assert apart(Estimate(0.5, 0.01, 3.0), 20, 1.0).df == 3.0
+    equal = combined(0.0, [Part("seeds", 0.0, 2.0, 3), Part("needles", 0.0, 9.0, 10)])
+    assert apart(equal, 20).df == 2.0, "the fewest, where nothing varies"
 
 
 def test_documents_of_one_source_are_one_draw():
@@ -210,7 +231,7 @@ def test_strata_count_alike_and_their_noise_is_what_varies_inside():
 
 def test_holm():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([0.6, 0.9]) == pytest.approx([1.0, 1.0])
     assert holm([]) == []
 
 

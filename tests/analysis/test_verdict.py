@@ -17,6 +17,7 @@ from analysis.verdict import (
     by_construction,
     decide,
     decide_any,
+    in_part,
     in_words,
     judge,
     not_applicable,
@@ -69,6 +70,7 @@ def test_one_alternative_is_enough_where_one_is_asked_for():
     assert decide_any("", [[met(-0.5)], [met(0.5), met(0.6)]]).status is Status.HOLDS
     assert decide_any("", [[met(-0.5)], [met(0.5), met(-0.6)]]).status is Status.FAILS
     assert decide_any("", [[met(0.22)]] + [[met(-0.5)]] * 9).status is Status.WITHIN_NOISE
+    assert decide_any("", [[met(0.9), met(-0.5)], [met(0.3), met(0.2)]]).decisive.estimate.effect == 0.2
 
 
 def test_equal_is_enough_only_where_the_claim_says_so():
@@ -112,6 +114,9 @@ def test_one_seed_of_which_nothing_like_was_repeated_decides_nothing():
     for effect in (0.5, -0.5, 0.0):
         verdict = decide("Said.", [Comparison("x", Estimate(effect, 0.1, seeds_known=False))])
         assert verdict.status is Status.UNDECIDED and "two seeds of every model" in verdict.sentence
+    known, unknown = met(0.5), replace(met(0.5), estimate=Estimate(0.5, 0.1, seeds_known=False))
+    assert decide("", [known, unknown]).status is Status.UNDECIDED
+    assert decide("", [known, unknown], ["FoX (Pro)"]).status is Status.NOT_MEASURED
 
 
 def test_a_design_that_is_blind_to_the_claims_effect_decides_nothing_and_says_what_would():
@@ -128,20 +133,39 @@ def test_a_design_that_is_blind_to_the_claims_effect_decides_nothing_and_says_wh
     both = [Comparison(name, estimate, size=size) for name, size in (("near", 0.1), ("far", 0.05), ("nearer", 0.2))]
     ((_, worst),) = judge((Claim("C", "", lambda _: decide("", both)),), None)
     assert "far: this design sees 0.3490 nats and more, and the claim is about 0.0500 nats" in worst.sentence
-    clear = Comparison("x", replace(estimate, effect=0.9), size=0.1)
-    assert judge((Claim("C", "", lambda _: decide("", [clear])),), None)[0][1].status is Status.HOLDS
+
+
+@pytest.mark.parametrize(("effect", "status"), [(0.9, Status.HOLDS), (0.188, Status.UNDECIDED), (-0.9, Status.FAILS)])
+def test_a_blind_design_leaves_what_is_clear(effect, status):
+    ((_, verdict),) = judge((Claim("C", "", lambda _: decide("", [met(effect, size=0.1)])),), None)
+    assert verdict.status is status
+
+
+@pytest.mark.parametrize(("effect", "status"), [(0.206, Status.WITHIN_NOISE), (0.188, Status.UNDECIDED)])
+def test_only_what_is_open_asks_for_a_sharper_design(effect, status):
+    """Alone these have p-values of 0.02 and 0.03; the other comparison is open, and the design is sharp enough for it."""
+    ((_, verdict),) = judge((Claim("C", "", lambda _: decide("", [met(effect, size=0.1), met(0.0, size=0.9)])),), None)
+    assert verdict.status is status
 
 
 def test_more_than_is_claimed_exceeds_unless_something_else_is_missed():
     over, under = met(5.0, bound=2.0, below=True, ceiling=True), met(-5.0)
     assert decide("", [met(5.0), over]).status is Status.EXCEEDS
-    assert decide("", [under, over]).status is Status.FAILS
+    assert decide("", [under, over]).status is decide("", [met(0.18), over]).status is Status.FAILS
     assert decide("", [met(5.0), met(5.0, bound=2.0, below=True)]).status is Status.FAILS
 
 
 def test_what_no_run_could_have_missed_is_no_finding_but_can_be_a_mistake():
     assert by_construction(decide("", [met(0.5)]), "Counted.").status is Status.BY_CONSTRUCTION
     assert by_construction(decide("", [met(-0.5)]), "Counted.").status is Status.FAILS
+
+
+@pytest.mark.parametrize(
+    ("compared", "status"),
+    [([0.5], Status.UNDECIDED), ([-0.5], Status.FAILS), ([0.5, -0.5], Status.FAILS), ([], Status.NOT_MEASURED)],
+)
+def test_part_of_a_claim_may_fail_it_but_not_hold(compared, status):
+    assert in_part(decide("", [met(effect) for effect in compared], ["Mamba-2"][len(compared) :]), "").status is status
 
 
 def claims_of(*effects, error=0.1):

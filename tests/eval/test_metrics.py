@@ -148,6 +148,7 @@ def test_recall_tells_stale_answers_from_right_ones():
     assert correct[:, 3:].tolist() == [[True] * 3, [False, True, False], [False] * 3, [False] * 3]
     assert stale[:, 3:].tolist() == [[False] * 3, [True, False, True], [False] * 3, [False] * 3]
     assert correct[3, :3].all() and not stale[3, :3].any(), "the value itself is not an earlier one"
+    assert judged(np.array([[0, 5, 0, 6]]), np.array([[9, 5]]))[1].tolist() == [[False, True]], "that of the pair before"
 
 
 def test_shares_of_tiles_and_keys_read():
@@ -162,6 +163,9 @@ def test_shares_of_tiles_and_keys_read():
     assert [found["first_tile", 1, position] for position in range(4)] == [0, 1, 2, 3]
     assert found["keys_read", 0, -1] == (7 + 6) / 2 and found["keys_read", 1, -1] == (1 + 2) / 2
     assert {(row["layer"], row["document"]) for row in pruned.rows} == {(3, 0)} and pruned.document == 1
+    pruned._count(3, np.array([[0], [1]]), 10)
+    pruned.end_document()
+    assert [(row["document"], row["value"]) for row in pruned.rows[-2:]] == [(1, 10.0), (1, 8.0)], "of the second alone"
 
 
 def test_half_lives_and_maps_of_a_constant_gate():

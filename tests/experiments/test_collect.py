@@ -17,6 +17,7 @@ from rich.console import Console
 
 from analysis import style
 from analysis.study import Study, read_lines, study_file
+from eval.kinds import eval_id
 from experiments import __main__ as command
 from experiments import collect as collecting
 from experiments import compare, execute, graph
@@ -295,6 +296,11 @@ def test_another_cpus_timings_are_not_added_and_a_gpus_are(asked):
     assert "2 timings of this CPU stay in their run folders: those of another CPU are stored" in said.getvalue()
     assert contents(asked.results_dir) == before
     assert is_collected(other.drawings["table6_throughput"])
+    run, wanted = next(iter(other.runs.values())), other.drawings["table6_throughput"].lines[0]
+    for repeats, is_stored in ((run.evals[0].repeats, True), (9, False)):  # which is another timing
+        write_timing(run, replace(run.evals[0], repeats=repeats))
+        asked_for = eval_id(replace(run.evals[0], repeats=repeats))
+        assert collecting._stored_at(wanted, asked_for, asked.results_dir).is_file() is is_stored
     gpu = timed(asked, "NVIDIA H100")
     assert not is_collected(gpu.drawings["table6_throughput"])
     assert not execute.draw([*gpu.drawings.values()], Console(file=(said := io.StringIO())))

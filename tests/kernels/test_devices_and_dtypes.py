@@ -44,6 +44,16 @@ def test_autocast_leaves_doubles(name):
 
 
 @pytest.mark.parametrize("name", ATTENTION)
+def test_autocast_computes_as_with_rounded_inputs(name):
+    """Within a rounding; gates are not rounded."""
+    x, gates, lengths = inputs(torch.float32, "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ATTENTION[name](x, gates, lengths)
+    rounded = ATTENTION[name](x.bfloat16(), gates, lengths)
+    assert found.dtype == rounded.dtype and (found - rounded).norm() < 2**-8 * rounded.norm()
+
+
+@pytest.mark.parametrize("name", ATTENTION)
 def test_tensors_without_storage(name):
     given, shapes = inputs(torch.float32, "meta"), ATTENTION[name](*inputs(torch.float32, "cpu")).shape
     found = ATTENTION[name](*given)

@@ -92,6 +92,21 @@ def test_what_remains_are_the_keys_above_the_threshold(model, spare, monkeypatch
                 torch.testing.assert_close(keys[name][first : first + length], own)
 
 
+@pytest.mark.parametrize("stride", [1, 4])
+def test_no_head_gets_more_keys_than_its_list_says(stride, monkeypatch):
+    """Until it is laid anew, by which kernels choose how far they read; and no more than the rounding beyond that."""
+    for name, value in (("PLACES", 10), ("SPARE", 1), ("STRIDE", stride)):
+        monkeypatch.setattr(eviction, name, value)
+    kept = {"k": torch.zeros(13, 4), "v": torch.zeros(13, 4), "gate_sum": torch.zeros(13)}
+    keys = eviction._spread(kept, torch.tensor([3, 10]), torch.full((2,), -1.0))
+    for longest in (20, 30, 40):
+        assert longest <= keys["most"] < longest + stride
+        for _ in range(10):
+            eviction.add(keys, torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2))
+        assert keys["length"].tolist() == [longest - 7, longest]
+        keys, _ = eviction.laid_anew(keys)
+
+
 def test_generate_takes_such_a_cache_and_writes_the_same(model):
     prompt = tokens(length=PROMPT)
     how = dict(max_new_tokens=LENGTH - PROMPT, do_sample=False, pad_token_id=0, eos_token_id=-1)

@@ -304,6 +304,10 @@ def test_records_of_a_run_grow_together(tmp_path):
         found = store.read_run(store.record_run(tmp_path, new))
         assert "".join(start["date"] for start in found["starts"]) == dates
         assert found["trainings"] == trainings and found["final_loss"] == loss
+    for one, another in ((training("w", loss=None), training("w")), (training("w"), training(None))):
+        assert store._joined([one], [another]) == store._joined([another], [one]) == [training("w")]
+    later = record("", training("w", loss=None), training("v", loss=3.0)) | {"run_id": "s"}
+    assert store.read_run(store.record_run(tmp_path, later))["final_loss"] == 3.0
     assert store.starts_of(found, other) == [{"date": "e"}]
     assert store.starts_of(found, training("w", "a", "x")) == [{"date": "a"}]
 

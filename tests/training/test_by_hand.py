@@ -173,6 +173,15 @@ def test_what_a_model_wants_measured_is_measured_so_often(steps, every):
     assert silent.values(every, ids, ids).shape == (0,)
 
 
+def test_what_is_measured_is_a_mean_over_layers():
+    found = {"x": torch.tensor([1.0, 3.0]).unbind(), "y": torch.tensor([5.0, 5.0]).unbind()}
+    spec, backbone = SimpleNamespace(measured=("y", "x")), SimpleNamespace(measuring=lambda: contextlib.nullcontext(found))
+    model = SimpleNamespace(config=SimpleNamespace(to_spec=lambda: spec), model=backbone)
+    stepper = SimpleNamespace(spec=SPEC, autocast=contextlib.nullcontext, token_loss=lambda inputs, targets: None)
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    assert step.Meter(model, stepper, compiled=False).values(0, ids, ids).tolist() == [5.0, 2.0]
+
+
 def test_a_repeated_step_changes_nothing_and_predicts_the_next_token(monkeypatch):
     seen = []
     model, ids = build_model(FOX), torch.arange(32).view(8, 4) % 16

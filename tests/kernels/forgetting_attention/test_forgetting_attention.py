@@ -275,6 +275,8 @@ def test_logit_bounds_hold() -> None:
     q, k, *_ = make_case("one", 2, 50, 70, 4, 2, 32, torch.float32)
     logits = torch.einsum("bqhd,bthd->bhqt", q, k.repeat_interleave(2, 2)) * 32**-0.5
     assert bool((logits.abs().amax((-1, -2)) <= norm_logit_bound(q, k, 32**-0.5)).all())
+    rounded = q.bfloat16(), k.bfloat16()  # the bound is not
+    assert torch.equal(norm_logit_bound(*rounded, 32**-0.5), norm_logit_bound(*(x.float() for x in rounded), 32**-0.5))
     q_weight, k_weight = torch.randn(4, 32), torch.randn(32)
     normed_q = torch.nn.functional.rms_norm(q, (32,)) * q_weight
     normed_k = torch.nn.functional.rms_norm(k, (32,)) * k_weight
