@@ -32,7 +32,7 @@ from experiments.beyond import acp_tight, cache_eviction, context_use, gate_by_t
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
-from kernels.benchmark.rows import PLACE, SHAPE, compared, drawn_place
+from kernels.benchmark.rows import PLACE, SHAPE, by_provider, compared, drawn_place
 from results.atomic import write_atomic
 from results.measured import FOLDER, read
 from results.store import read_evaluation, read_run, starts_of, trainings_of
@@ -220,25 +220,22 @@ class Facts:
     def decoding(self, provider: str) -> list[tuple[str, int, int]]:
         """Least and most share of the time that the faster softmax attention takes to decode a token, over the shapes, newest
         rows; each with the sequences and keys where it is so."""
-        rows = self.measured("decoding").drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
-        times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
+        times = by_provider(self.measured("decoding"))
         share = (times[provider] / times.filter(like="softmax").min(axis=1)).dropna()
         ends: list[Any] = [share.idxmin(), share.idxmax()]
         return [(f"{share[end]:.2f}", *end[2:4]) for end in ends]
 
     def model_steps(self) -> list[tuple[str, str, str]]:
         """Least and most times as fast as with its own kernel a step of fla's model is with ours, by Triton's version."""
-        rows = self.measured("fla_model").drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
-        times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
+        times = by_provider(self.measured("fla_model"))
         ratios = (times["fla"] / times["fla, ours as backend"]).dropna().groupby("triton")
         return [(str(version), f"{own.min():.2f}", f"{own.max():.2f}") for version, own in ratios]
 
     def errors(self, quantity: str) -> pd.Series:
         """Our error over that of flash-linear-attention, by regime, where it is largest."""
         regime = ["head_dim", "logit", "gates"]
-        newest = self.measured("errors_by_regime").drop_duplicates([*PLACE, "provider", *regime], keep="last")
-        by_provider = newest.pivot_table(index=[*PLACE, *regime], columns="provider", values=quantity)
-        return (by_provider["ours, deterministic"] / by_provider["fla"]).groupby(regime).max()
+        errors = by_provider(self.measured("errors_by_regime"), quantity, regime)
+        return (errors["ours, deterministic"] / errors["fla"]).groupby(regime).max()
 
 
 def drawn_starts(study: Study) -> dict[str, list[dict[str, Any]]]:
