@@ -25,8 +25,9 @@ from analysis.verdict import JUDGED, Claim, Status, Verdict, judge
 from data.spec import DataSpec
 from experiments.artefact import FOLDERS, Artefact, artefacts
 from experiments.collect import drawn_file
+from experiments.facts import drawn_starts, minutes_of
 from experiments.forks import begin
-from experiments.pages import ROOT, drawn_starts, minutes_of, write_changed, write_pages
+from experiments.pages import ROOT, write_changed, write_pages
 from experiments.scales import SCALES, Scale, get_scale
 from results.atomic import write_atomic
 from results.provenance import commit_name
