@@ -16,7 +16,7 @@ from analysis.names import title
 from analysis.pruning import skipped
 from analysis.statistics import LEVEL, Estimate
 from analysis.study import Study
-from analysis.style import tokens, trained_elsewhere
+from analysis.style import millions, tokens, trained_elsewhere
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, timed
 from experiments.beyond import context_use, gate_by_tokens, last_words, mqar, mqar_gates
 from experiments.beyond.acp_tight import by_code
@@ -98,10 +98,6 @@ def percent(estimate: Estimate) -> str:
 def _in_brackets(estimate: Estimate, form: Callable[[float], str], unit: str = "") -> str:
     ends = f" [{', '.join(map(form, estimate.interval))}]" if estimate.error and estimate.interval else ""
     return f"{form(estimate.effect)}{unit}{ends}".replace("-", "\N{MINUS SIGN}")
-
-
-def millions(count: float) -> str:
-    return f"{count / 1e6:.3g}M"
 
 
 def words(count: int) -> str:

@@ -24,7 +24,7 @@ from analysis.panels import doublings_axis
 from analysis.power_law import REFUTED, Law, Value, law_of, log_of
 from analysis.statistics import Estimate, Part, combined
 from analysis.study import Study
-from analysis.style import WIDTH, Files, about, plt, publish, tokens
+from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens
 from analysis.tables import Column, Table, count_range
 from analysis.verdict import in_words, number, with_interval
 from experiments.beyond.gate_worth import BLOCKS, PAPERS_BUDGET, papers
@@ -55,7 +55,7 @@ def runs(scale, seeds):
 
 
 def _count(count: float) -> str:
-    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
+    return f"{count / 1e9:.3g}B" if count >= 1e9 else millions(count)
 
 
 def worths(study: Study) -> dict[tuple[str, str], dict[int, Estimate]]:
