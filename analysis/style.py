@@ -159,6 +159,11 @@ def tokens(count: float) -> str:
     return f"{count / 1024:.4g}k" if count >= 1024 else f"{count:g}"
 
 
+def millions(count: float) -> str:
+    """57300000 -> '57.3M'."""
+    return f"{count / 1e6:.3g}M"
+
+
 def token_ticks(axes: Axes, longest: int, pieces: int = 8) -> None:
     """x ticks 0, 8k, ... 64k as in the paper; at other lengths `pieces` steps of a power of two."""
     step = 2 ** max(0, math.ceil(math.log2(longest / pieces)))

@@ -15,7 +15,7 @@ from pandas.api.types import is_numeric_dtype
 
 from analysis.names import title
 from analysis.statistics import Estimate
-from analysis.style import tokens
+from analysis.style import millions, tokens
 from results.atomic import write_atomic
 
 Values = Mapping[str, Sequence[float | None]]
@@ -262,4 +262,4 @@ def read_off(csv: Path) -> Table | None:
 def _named(along: str, place: float) -> str:
     if along == "share_of_training":
         return f"{place:.0%}"
-    return f"{place / 1e6:.3g}M" if along == "tokens" else tokens(round(place))
+    return millions(place) if along == "tokens" else tokens(round(place))

@@ -10,14 +10,13 @@ Rules, all part of the fingerprint through FORMAT:
   Documents of one row keep the source's order, longer ones are spread evenly over the corpus, and no book fills a batch.
 * A BPE is trained on the train documents alone."""
 
-import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +31,7 @@ from data.prefetch import Prefetcher
 from data.source import HubSource, LongCrawl64Source, TextualSource
 from data.text_files import read_documents
 from data.tokenizer import Tokenizer
+from results.atomic import alone
 
 _BYTES_PER_TOKEN = 8
 
@@ -52,7 +52,9 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None, say: Progress
             say(f"{plan.folder} is damaged, or of another version: making it again")
     temporary = plan.folder.with_name(f".{plan.folder.name}.partial")
     try:
-        with _lock(plan.folder.with_name(f".{plan.folder.name}.lock"), say):
+        plan.folder.parent.mkdir(parents=True, exist_ok=True)
+        waits = partial(say, "another process is preparing this corpus: waiting for it")
+        with alone(plan.folder.with_name(f".{plan.folder.name}.lock"), waits):
             if not _whole(plan):
                 for left in (temporary, plan.folder):  # of a process that was killed, or damaged: the lock is ours
                     shutil.rmtree(left, ignore_errors=True)
@@ -85,19 +87,6 @@ def _whole(plan: CorpusPlan) -> bool:
 
 def _changed(plan: CorpusPlan) -> ValueError:
     return ValueError(f"data {plan.spec.source!r}: the text changed while it was prepared: run it again")
-
-
-@contextlib.contextmanager
-def _lock(path: Path, say: Progress) -> Iterator[None]:
-    """Hold a lock for this process alone; the system lets go of it when the process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another process is preparing this corpus: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 Texts = Callable[[], Iterator[tuple[bool, str]]]

@@ -52,6 +52,17 @@ class Artefact:
     pictured: bool = False
     findings: Callable[[Study], Sequence[str]] = lambda study: ()
 
+    def recipes(self, scale: Scale, seeds: tuple[int, ...], also: Collection[str]) -> list[Recipe]:
+        """Return what is declared and, where lines are models, those of the models `also`."""
+        found = list(self.runs(scale, seeds))
+        if self.more:
+            more = list(self.more(scale, seeds, also))
+        else:
+            plain = [recipe for recipe in found if recipe == Recipe(recipe.name, recipe.name, recipe.scale, recipe.seed)]
+            places = dict.fromkeys((recipe.scale, recipe.seed) for recipe in plain if len(plain) == len(found))
+            more = [Recipe(name, name, *place) for place in places for name in also]
+        return found + [recipe for recipe in more if recipe not in found]
+
     def check(self, recipes: Iterable[Recipe]) -> None:
         """Raise ValueError for a line that this artefact cannot draw, or cannot tell from another."""
         file = f"experiments/{self.folder}/{self.stem}.py"

@@ -1,12 +1,10 @@
 """Carry a plan out on this machine: corpora, runs, evaluations, figures, report, and whether what was stored has been met."""
 
-import fcntl
 import math
-import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from experiments.local import places, run_tasks
 from experiments.overview import SHOWN, print_idle, task_flops
 from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
-from results.atomic import check_writable
+from results.atomic import alone, check_writable
 from training.command_line import short
 from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_MET
 
@@ -116,20 +114,11 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     return 1 if broken else EXIT_FINISHED if met and fits else EXIT_NOT_MET
 
 
-@contextmanager
-def alone_in(results_dir: Path, console: Console) -> Iterator[None]:
+def alone_in(results_dir: Path, console: Console) -> AbstractContextManager[None]:
     """Hold a results folder for this process: lines of figures and records of runs are read, joined and written again, and what
-    is drawn must all be of the same rows."""
-    handle = os.open(results_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)  # a colleague's, too, where the umask allows it
-    with open(handle):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print(f"another command is drawing into {escape(str(results_dir))}; waiting for it ...")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks: what is trained is drawn all the same
-            pass
-        yield
+    is drawn must all be of the same rows. What is trained is drawn also where the file system knows no locks."""
+    waits = partial(console.print, f"another command is drawing into {escape(str(results_dir))}; waiting for it ...")
+    return alone(results_dir / ".lock", waits, needed=False)
 
 
 def _say_what_was_met(found: Sequence[Collected], alone: Mapping[str, str], console: Console) -> bool:

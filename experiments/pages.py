@@ -4,257 +4,32 @@ NAME.md is written from NAME.md.j2 beside it, by Jinja, which the report needs a
 for every number. Words that rest on a number stand before `| when(...)`: where the rows do not bear them out any more, the page
 is left as it is and the words are named. tests/experiments/test_pages.py refuses numbers that are typed."""
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import jinja2
 import numpy as np
-import pandas as pd
 
-from analysis.curves import KIND, LossCurve, by_model, compare, context_losses, difference, loss_curves, perplexity
+from analysis.curves import LossCurve, by_model, compare, context_losses, difference, loss_curves, perplexity
 from analysis.names import title
 from analysis.pruning import skipped
-from analysis.seeds import RECURRENT_KINDS, size_of
 from analysis.statistics import LEVEL, Estimate
-from analysis.study import Study, study_file
-from analysis.style import tokens, trained_elsewhere
-from analysis.tables import to_markdown
-from analysis.verdict import Claim, Status, Verdict, judge, not_measured
-from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, Timed, timed
-from experiments.artefact import PAPERS, artefacts
-from experiments.beyond import acp_tight, cache_eviction, context_use, gate_by_tokens, last_words, mqar, mqar_gates, successors
+from analysis.study import Study
+from analysis.style import millions, tokens, trained_elsewhere
+from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, timed
+from experiments.beyond import context_use, gate_by_tokens, last_words, mqar, mqar_gates
+from experiments.beyond.acp_tight import by_code
+from experiments.beyond.cache_eviction import remaining
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
+from experiments.beyond.successors import tried
+from experiments.facts import Facts
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
-from kernels.benchmark.rows import PLACE, SHAPE, compared, drawn_place
 from results.atomic import write_atomic
-from results.measured import FOLDER, read
-from results.store import read_evaluation, read_run, starts_of, trainings_of
-from training.hardware import DENSE_BF16_PEAK
-from training.spec import RunSpec
 
 ROOT = Path(__file__).parents[1]
-MAIN = "fig2_per_token_loss"
 WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
-
-
-class Facts:
-    """Rows, curves and verdicts of one results folder, each read when first asked for."""
-
-    def __init__(self, results_dir: Path, studies: Iterable[Study] = ()):
-        self.results_dir = results_dir
-        self._studies = {(study.stem, study.scale): study for study in studies}
-        self.claims = cache(self._claims)
-        self.measured = cache(lambda kind: read(kind, results_dir / FOLDER.name))
-
-    def other(self, folder: str) -> "Facts":
-        """Return the facts of a results folder within this one."""
-        return Facts(self.results_dir / folder)
-
-    def study(self, stem: str = MAIN, scale: str = "mini") -> Study:
-        if (stem, scale) not in self._studies:
-            self._studies[stem, scale] = Study(self.results_dir, scale, stem)
-        return self._studies[stem, scale]
-
-    def _claims(self, scale: str) -> dict[str, tuple[Claim, Verdict]]:
-        """Every claim with its verdict, artefact by artefact."""
-        found: list[tuple[Claim, Verdict]] = []
-        nothing = not_measured("Nothing is stored for this artefact.")
-        for stem, artefact in artefacts().items():
-            there = study_file(self.results_dir, scale, stem).is_file()
-            found += judge(artefact.claims, self.study(stem, scale)) if there else [(each, nothing) for each in artefact.claims]
-        return {claim.id: (claim, verdict) for claim, verdict in found}
-
-    def verdict(self, claim: str, scale: str = "mini") -> Verdict:
-        return self.claims(scale)[claim][1]
-
-    def by_status(self, scale: str = "mini") -> dict[str, list[str]]:
-        """Claims by verdict."""
-        claims = self.claims(scale)
-        return {status: [claim for claim in claims if claims[claim][1].status is status] for status in Status}
-
-    def verdicts_apart(self, other: "Facts", scale: str = "mini") -> list[str]:
-        """Claims of which another results folder has another verdict, where both measured it."""
-        left = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
-        pairs = {
-            claim: (verdict.status, other.verdict(claim, scale).status) for claim, (_, verdict) in self.claims(scale).items()
-        }
-        return [claim for claim, pair in pairs.items() if pair[0] != pair[1] and not set(pair) & set(left)]
-
-    def kept(self, name: str) -> dict[str, Any]:
-        """Return what a JSON file of the folder holds."""
-        held: dict[str, Any] = json.loads((self.results_dir / name).read_text())
-        return held
-
-    def table(self, stem: str, scale: str = "mini") -> str:
-        return to_markdown(artefacts()[stem].summary(self.study(stem, scale)))
-
-    def findings(self, stem: str, scale: str = "mini") -> Sequence[str]:
-        return artefacts()[stem].findings(self.study(stem, scale))
-
-    def spent(self, size: str, recall: bool | None = None) -> dict[str, Any]:
-        """Runs of all scales of a size (on recall, on texts, or both), how many have no start on record, their fewest and most
-        parameters, tokens and GPU-hours, and how often the text was read by the longest."""
-        folders = [each for each in self.results_dir.iterdir() if size_of(each.name) == size]
-        records = [read_run(path) for folder in folders for path in (folder / "runs").glob("*.json")]
-        records = [each for each in records if recall in (None, bool(each["spec"]["data"].get("recall")))]
-        starts = [start for record in records for start in record["starts"] if start.get("end")]
-        params = [start["params"] for start in starts]
-        hours = sum(start.get("world_size", 1) * (start["end"].get("wall_s") or 0) for start in starts) / 3600
-        read_most = max(start.get("epochs", 0.0) for start in starts)
-        count = sum(start["end"].get("tokens") or 0 for start in starts)
-        unstarted = sum(not record["starts"] for record in records)
-        sizes = {"fewest": min(params), "most": max(params)}
-        return {"runs": len(records), "unstarted": unstarted, "tokens": count, "hours": hours, "epochs": read_most, **sizes}
-
-    def size(self, scale: str) -> dict[str, float]:
-        """Parameters of the main models from fewest to most, median minutes of a run with all its starts, and how often it
-        read the text."""
-        study = self.study(MAIN, scale)
-        starts = [start for record in study.runs.values() for start in record["starts"]]
-        params = [start["params"] for start in starts]
-        minutes = median(map(minutes_of, drawn_starts(study).values()))
-        epochs = max(start.get("epochs", 0.0) for start in starts)
-        return {"fewest": min(params), "most": max(params), "minutes": minutes, "epochs": epochs}
-
-    def _trained(self, scale: str) -> dict[str, Study]:
-        """Artefacts with trained lines, by what the papers call them."""
-        there = [each for each in artefacts().values() if study_file(self.results_dir, scale, each.stem).is_file()]
-        studies = {each.paper if each.folder in PAPERS else each.title: self.study(each.stem, scale) for each in there}
-        return {name: study for name, study in studies.items() if any(line.is_trained for line in study.lines)}
-
-    def seeds(self, scale: str = "mini") -> dict[str, list[str]]:
-        """Artefacts of which each line has one seed, some have more, or all have."""
-        found: dict[str, list[str]] = {"one": [], "some": [], "all": []}
-        for name, study in self._trained(scale).items():
-            fewest, most = min(study.seed_counts.values()), max(study.seed_counts.values())
-            found["one" if most == 1 else "some" if fewest == 1 else "all"].append(name)
-        return found
-
-    def trainings(self, scale: str = "mini") -> dict[str, Any]:
-        """Count the trainings that are drawn, those whose weights nobody took down, and those of code that no commit has; and
-        name the models of those whose bits need not repeat."""
-        studies = self._trained(scale).values()
-        lines = {line.run_id: (line, study.runs[line.run_id]) for study in studies for line in study.lines if line.is_trained}
-        unnamed = sum(line.weights is None for line, _ in lines.values())
-        changed = sum(any(start.get("git_dirty") for start in record["starts"]) for _, record in lines.values())
-        free = (line.model for line, run in lines.values() if not all(start.get("deterministic") for start in run["starts"]))
-        return {"all": len(lines), "unnamed": unnamed, "changed": changed, "varying": sorted(set(free))}
-
-    def above_training(self, study: Study) -> dict[str, tuple[float, float]]:
-        """Least and most by which held-out losses are above final training losses, of recurrent models and of others."""
-        found: dict[str, list[float]] = {"recurrent": [], "others": []}
-        for curve in loss_curves(study):
-            trained = [study.final_loss(line) or math.nan for line in study.lines if line.run_id in curve.run_ids]
-            is_recurrent = study.spec(curve.run_ids[0])["model"]["kind"] in RECURRENT_KINDS
-            held_out = float(curve.mean_N[: curve.train_len].mean())
-            found["recurrent" if is_recurrent else "others"].append(held_out - float(np.mean(trained)))
-        return {name: (min(gaps), max(gaps)) for name, gaps in found.items()}
-
-    def at_half(self) -> dict[str, LossCurve]:
-        """Models of half the training tokens, each at its best peak learning rate."""
-        return {model: rates[best_of(rates)] for model, rates in by_rate(self.study("table_lr_grid")).items()}
-
-    def at_rate(self, model: str, rate: float) -> LossCurve:
-        """Losses of trainings at another peak learning rate than the one that is drawn."""
-        drawn, other = self.study(), Study(self.results_dir, "mini", MAIN)
-        line = next(line for line in drawn.lines if line.model == model)
-        spec = drawn.spec(line.run_id)
-        wanted = {**spec, "train": {**spec["train"], "peak_lr": rate}, "seed": 0}
-        other.lines = []
-        for path in sorted((self.results_dir / line.scale / "runs").glob("*.json")):
-            record = read_run(path)
-            if {**record["spec"], "seed": 0} == wanted:
-                files = [name.replace(line.run_id, path.stem) for name in line.files if f"/{KIND}/" in name]
-                own = {name: read_evaluation(self.results_dir / name, path.stem)[1]["rows_sha256"] for name in files}
-                other.lines.append(replace(line, seed=record["spec"]["seed"], run_id=path.stem, files=own))
-        (curve,) = loss_curves(other)
-        return curve
-
-    def mfu(self, each: Timed, skipped_share: float) -> tuple[float, float]:
-        """Share of the GPU's peak at which a pruned step runs: FLOPs that are executed, and with skipped ones counted."""
-        study = self.study("acp_speed")
-        line = next(line for line in study.lines if line.axes["context"] == each.context)
-        model: Any = RunSpec.from_json(json.dumps(study.spec(line.run_id))).model
-        peak = next(rate for gpu, rate in DENSE_BF16_PEAK.items() if gpu in timed(study)[0])
-        rate = 3 * each.tokens / (each.times["step", 1][0] / 1000) / peak
-        done = model.executed_flops_per_token(each.context, skipped_share)
-        return rate * done, rate * model.flops_per_token(each.context)
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """GPU and Triton of the picture of forgetting attention, of which sentences about its speed are."""
-        return drawn_place(compared(self.measured("forgetting_attention")))
-
-    def speed(self, provider: str, operation: str, gates: str, narrowest: int = 0, triton: str = "") -> tuple[str, str]:
-        """Least and most times as fast as cuDNN's softmax attention, over the shapes that were timed in 16 bits on the GPU of
-        the picture; with another version of Triton than the picture's where one is given."""
-        rows, (gpu, drawn) = compared(self.measured("forgetting_attention")), self.place
-        own = rows[(rows["provider"] == provider) & (rows["operation"] == operation) & (rows["gates"] == gates)]
-        own = own[(own["head_dim"] >= narrowest) & (own["gpu"] == gpu) & (own["triton"] == (triton or drawn))]
-        ratio = own["ratio"].dropna()
-        return f"{ratio.min():.2f}", f"{ratio.max():.2f}"
-
-    def slower(self, kind: str, operation: str) -> tuple[str, str]:
-        """Least and most times as long as ours takes flash-linear-attention's operator, over places and shapes with both."""
-        rows = compared(self.measured(kind))
-        rows = rows[rows["operation"] == operation]
-        times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
-        ratio = (times["fla"] / times["ours"]).dropna()
-        return f"{ratio.min():.1f}", f"{ratio.max():.1f}"
-
-    def beside(self, provider: str, other: str, operation: str, gates: str) -> list[tuple[int, str]]:
-        """Least times as fast as another provider at each number of tokens, over the shapes that were timed in 16 bits."""
-        rows = compared(self.measured("forgetting_attention"))
-        rows = rows[(rows["operation"] == operation) & (rows["gates"] == gates) & (rows[PLACE] == self.place).all(axis=1)]
-        ratios = rows.pivot_table(index=["dtype", *SHAPE], columns="provider", values="ratio")
-        least = (ratios[provider] / ratios[other]).groupby("seq_len").min()
-        return [(length, f"{ratio:.2f}") for length, ratio in zip(least.index.tolist(), least, strict=True)]
-
-    def decoding(self, provider: str) -> list[tuple[str, int, int]]:
-        """Least and most share of the time that the faster softmax attention takes to decode a token, over the shapes, newest
-        rows; each with the sequences and keys where it is so."""
-        rows = self.measured("decoding").drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
-        times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
-        share = (times[provider] / times.filter(like="softmax").min(axis=1)).dropna()
-        ends: list[Any] = [share.idxmin(), share.idxmax()]
-        return [(f"{share[end]:.2f}", *end[2:4]) for end in ends]
-
-    def model_steps(self) -> list[tuple[str, str, str]]:
-        """Least and most times as fast as with its own kernel a step of fla's model is with ours, by Triton's version."""
-        rows = self.measured("fla_model").drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
-        times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
-        ratios = (times["fla"] / times["fla, ours as backend"]).dropna().groupby("triton")
-        return [(str(version), f"{own.min():.2f}", f"{own.max():.2f}") for version, own in ratios]
-
-    def errors(self, quantity: str) -> pd.Series:
-        """Our error over that of flash-linear-attention, by regime, where it is largest."""
-        regime = ["head_dim", "logit", "gates"]
-        newest = self.measured("errors_by_regime").drop_duplicates([*PLACE, "provider", *regime], keep="last")
-        by_provider = newest.pivot_table(index=[*PLACE, *regime], columns="provider", values=quantity)
-        return (by_provider["ours, deterministic"] / by_provider["fla"]).groupby(regime).max()
-
-
-def drawn_starts(study: Study) -> dict[str, list[dict[str, Any]]]:
-    """All starts of the trainings that the lines are drawn from, by run."""
-    found = {}
-    for line in study.lines:
-        record = study.runs[line.run_id]
-        known = trainings_of(record) if line.is_trained else []
-        for training in [each for each in known if line.weights and each["weights"] == line.weights] or known[:1]:
-            found[line.run_id] = starts_of(record, training)
-    return found
-
-
-def minutes_of(starts: Iterable[dict[str, Any]]) -> float:
-    """Minutes of these starts, one after another; one whose end is not known counts none."""
-    return sum((start.get("end") or {}).get("wall_s") or 0.0 for start in starts) / 60
 
 
 def templates_of(results_dir: Path) -> list[Path]:
@@ -285,22 +60,16 @@ def fill(template: Path, facts: Facts) -> str:
     """Return a page. ValueError for words that the rows do not bear out."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     filters = (nats, times, percent, millions, words, when, title, tokens)
-    shared = (by_model, change, compare, difference, loss_curves, order, papers, perplexity, seeds_apart, shrinks, skipped,
-              timed, trained_elsewhere, worths, zip)  # fmt: skip
+    shared = (best_of, by_code, by_model, by_rate, change, compare, context_losses, difference, last_words.last_words,
+              loss_curves, order, papers, perplexity, remaining, seeds_apart, shrinks, skipped, timed, trained_elsewhere,
+              tried, worths, zip)  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {function.__name__: function for function in shared}
     constants = {
         "scales": SCALES,
         "given_more": context_use.change,
         "gate_by_tokens": gate_by_tokens,
-        "context_losses": context_losses,
         "in_words": last_words.compare,
-        "by_code": acp_tight.by_code,
-        "by_rate": by_rate,
-        "best_of": best_of,
-        "tried": successors.tried,
-        "last_words": last_words.last_words,
-        "remaining": cache_eviction.remaining,
         "recalled": mqar.shares,
         "recalled_from": mqar_gates.shares,
         "gate_starts": mqar_gates.STARTS,
@@ -329,10 +98,6 @@ def percent(estimate: Estimate) -> str:
 def _in_brackets(estimate: Estimate, form: Callable[[float], str], unit: str = "") -> str:
     ends = f" [{', '.join(map(form, estimate.interval))}]" if estimate.error and estimate.interval else ""
     return f"{form(estimate.effect)}{unit}{ends}".replace("-", "\N{MINUS SIGN}")
-
-
-def millions(count: float) -> str:
-    return f"{count / 1e6:.3g}M"
 
 
 def words(count: int) -> str:

@@ -169,7 +169,7 @@ def _all_recipes(artefacts: dict[str, Artefact], request: Request) -> dict[str, 
     lacking: dict[str, NoSizes] = {}
     for stem, artefact in artefacts.items():
         try:
-            found[stem] = _recipes(artefact, get_scale(request.scale), request)
+            found[stem] = artefact.recipes(get_scale(request.scale), request.seeds, request.also)
             for sizes in {each.scale: each.sizes for each in found[stem] if _is_asked_for(each, request)}.values():
                 artefact.evals(sizes)
         except NoSizes as error:
@@ -178,18 +178,6 @@ def _all_recipes(artefacts: dict[str, Artefact], request: Request) -> dict[str, 
         first, *others = lacking
         raise ValueError(f"{lacking[first]}" + (f" The same holds for {', '.join(others)}." if others else ""))
     return found
-
-
-def _recipes(artefact: Artefact, scale: Scale, request: Request) -> list[Recipe]:
-    """Return what an artefact declares and, where its lines are models, the models that are wanted besides."""
-    found = list(artefact.runs(scale, request.seeds))
-    if artefact.more:
-        more = list(artefact.more(scale, request.seeds, request.also))
-    else:
-        plain = [recipe for recipe in found if recipe == Recipe(recipe.name, recipe.name, recipe.scale, recipe.seed)]
-        places = dict.fromkeys((recipe.scale, recipe.seed) for recipe in plain if len(plain) == len(found))
-        more = [Recipe(name, name, *place) for place in places for name in request.also]
-    return found + [recipe for recipe in more if recipe not in found]
 
 
 def _is_asked_for(recipe: Recipe, request: Request) -> bool:

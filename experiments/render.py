@@ -25,9 +25,9 @@ from analysis.verdict import JUDGED, Claim, Status, Verdict, judge
 from data.spec import DataSpec
 from experiments.artefact import FOLDERS, Artefact, artefacts
 from experiments.collect import drawn_file
+from experiments.facts import drawn_starts, minutes_of
 from experiments.forks import begin
-from experiments.pages import ROOT, drawn_starts, minutes_of, write_changed, write_pages
-from experiments.recipes import Recipe
+from experiments.pages import ROOT, write_changed, write_pages
 from experiments.scales import SCALES, Scale, get_scale
 from results.atomic import write_atomic
 from results.provenance import commit_name
@@ -209,12 +209,7 @@ def _makes(artefact: Artefact, scale: str, study: Study) -> int:
     """Count the runs that the command of an artefact makes."""
     seeds = tuple(sorted({line.seed for line in study.lines}))
     text = DataSpec(source="any", tokenizer="bytes", vocab_size=512, bos_id=0, document_len=2**20, fingerprint="any")
-    more = _more(artefact, scale, study)
-    recipes = [*artefact.runs(get_scale(scale), seeds)]
-    if artefact.more:
-        recipes += artefact.more(get_scale(scale), seeds, more)
-    else:
-        recipes += [Recipe(model, model, scale, seed) for model in more for seed in seeds]
+    recipes = artefact.recipes(get_scale(scale), seeds, _more(artefact, scale, study))
     return len({recipe.run_spec(text).run_id for recipe in recipes})
 
 

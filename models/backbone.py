@@ -242,11 +242,21 @@ def step_size_bias(size: int) -> Tensor:
     return dt + torch.log(-torch.expm1(-dt))  # the inverse of softplus
 
 
-def init_as_pytorch_(module: nn.Module) -> None:
-    """Embeddings N(0, 0.02^2), our norms ones, everything else by PyTorch's or fla's defaults."""
+def mark_ends(output: nn.Module, block: Block) -> None:
+    """Mark the linear maps that end a block's branches: `init_as_pytorch_` sees each by itself."""
+    for linear in (output, block.mlp.down_proj):
+        linear.ends_branch = True  # type: ignore[assignment]
+
+
+def init_as_pytorch_(module: nn.Module, num_layers: int = 0) -> None:
+    """Embeddings N(0, 0.02^2), our norms ones, everything else by PyTorch's or fla's defaults: Kaiming-uniform(a = sqrt 5) of
+    linear maps, which is divided by sqrt(2 * num_layers) where they are marked as ends of branches."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
     elif isinstance(module, RMSNorm):
         nn.init.ones_(module.weight)
+    elif getattr(module, "ends_branch", False):
+        bound = 1.0 / math.sqrt(module.in_features * 2 * num_layers)  # type: ignore[operator]
+        nn.init.uniform_(module.weight, -bound, bound)  # type: ignore[arg-type]
     elif callable(reset := getattr(module, "reset_parameters", None)):
         reset()

@@ -112,6 +112,23 @@ class WithMLP(ModelKind):
 
 
 @strict
+class WithAttentionHeads(WithMLP):
+    """Base of the specs of attention whose kernels take heads of a few sizes."""
+
+    num_heads: PositiveInt
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if self.head_dim not in (16, 32, 64, 128):
+            raise ValueError(f"head_dim {self.head_dim} (hidden_size / num_heads) must be 16, 32, 64 or 128")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+@strict
 class WithMatrixState(WithMLP):
     """Base of the specs of layers whose state is a matrix per head. A head has keys of `head_dim` channels and values of
     EXPAND_V times as many; values have hidden_size channels in all."""

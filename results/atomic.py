@@ -1,8 +1,11 @@
-"""Writing a file so that a reader sees the old one or the whole new one. Standard library only."""
+"""Writing of files that others read and write too: whole or not at all, and one process at a time. Standard library only."""
 
+import fcntl
 import os
 import secrets
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -36,3 +39,20 @@ def check_writable(folder: Path, name: str, remedy: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ValueError(f"{name} {folder} cannot be written: {error.strerror}; {remedy}.") from None
+
+
+@contextmanager
+def alone(lock: Path, waits: Callable[[], object], *, needed: bool = True) -> Iterator[None]:
+    """Hold a lock file for this process; the system lets go of it when the process ends, however it ends. `waits` is called
+    once where another process holds it. Without `needed`, a file system that knows no locks is passed over."""
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)  # a colleague's, too, where the umask allows it
+    with open(handle):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            if needed:
+                raise
+        yield

@@ -6,7 +6,6 @@ up or to submit twice. submitit's executor calls it once, knows a job by that an
 arrays and asks sacct for states; for whom that is enough, slurm/callables.py has the tasks for it."""
 
 import contextlib
-import fcntl
 import math
 import os
 import secrets
@@ -14,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from experiments.execute import fetch
 from experiments.graph import write_draw_specs
 from experiments.plan import KnownCorpus, Plan, make_plan, write_specs
 from experiments.request import Request
-from results.atomic import check_writable, write_atomic
+from results.atomic import alone, check_writable, write_atomic
 from slurm import client, graph
 from slurm.batch import script, task_python
 from slurm.client import ForNow, NoArrays, QueuedJob, Refused, TooMany, Unclear
@@ -96,17 +96,13 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
 @contextlib.contextmanager
 def only_submitter(folder: Path, console: Console) -> Iterator[None]:
     """One process at a time submits into `folder`; a second one waits and then sees the first one's jobs."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)  # a colleague's, too, where the umask allows it
-    except OSError as error:
-        raise ValueError(f"cannot write {folder}: {error.strerror}. Choose another --runs-dir.") from error
-    with open(handle):
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print("another shell is submitting to the same runs; waiting for it ...")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            folder.mkdir(parents=True, exist_ok=True)
+            waits = partial(console.print, "another shell is submitting to the same runs; waiting for it ...")
+            held.enter_context(alone(folder / ".lock", waits))
+        except OSError as error:
+            raise ValueError(f"cannot write {folder}: {error.strerror}. Choose another --runs-dir.") from error
         yield
 
 

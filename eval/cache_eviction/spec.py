@@ -15,37 +15,21 @@ from typing import Literal
 
 import pandas as pd
 
-from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import LogTolerance
+from eval.pruning.spec import PrunedSpec, by_place
 from models.spec_parts import PositiveInt, strict
-from results.schema import Schema, integer, number, text
 
 QUANTITIES = ("keys", "bytes", "bytes_of_all", "loss", "loss_evicted", "dropped")
 
 
 @strict
-class Spec(HeldoutSpec):
+class Spec(PrunedSpec):
     """Keys that a trained FoX lets go from its cache for good, the bytes that remain, and what becomes of the loss."""
 
     kind: Literal["cache_eviction"] = "cache_eviction"
-    context_len: PositiveInt
-    """Tokens of each document."""
-    num_documents: PositiveInt = 8
-    """First documents of the held-out split."""
     depths: PositiveInt = 16
     """Places of a document, evenly apart, at which the keys that remain are counted."""
-    log_tolerance: LogTolerance = -10.0
-    """Log of the share of its probability that a query may lose."""
 
-    GATED = True
-    SCHEMA = Schema(
-        {
-            "quantity": text(QUANTITIES),
-            **dict.fromkeys(("document", "layer", "head", "position"), integer(-1)),
-            "value": number(0),
-        },
-        key=("quantity", "document", "layer", "head", "position"),
-    )
+    SCHEMA = by_place(QUANTITIES)
 
     def __post_init__(self) -> None:
         if self.depths > self.context_len:
@@ -55,10 +39,6 @@ class Spec(HeldoutSpec):
     def positions(self) -> list[int]:
         """The tokens after which keys are counted, the whole document last."""
         return [self.context_len * place // self.depths for place in range(1, self.depths + 1)]
-
-    @property
-    def extent(self) -> tuple[int, int]:
-        return self.num_documents, self.context_len
 
     def tokens_read(self) -> list[tuple[int, int]]:
         return [((2 * self.num_documents + 1) * self.context_len, self.context_len)]

@@ -20,41 +20,48 @@ QUANTITIES = (
 )
 
 
-@strict
-class Spec(HeldoutSpec):
-    """Share of attention that adaptive computation pruning skips in a trained FoX, and what it changes (ACP)."""
+def by_place(quantities: tuple[str, ...]) -> Schema:
+    """Return the schema of rows one a quantity and place: a document, a head, a position."""
+    place = ("document", "layer", "head", "position")
+    columns = {"quantity": text(quantities), **dict.fromkeys(place, integer(-1)), "value": number(0)}
+    return Schema(columns, key=("quantity", *place))
 
-    kind: Literal["pruning"] = "pruning"
+
+@strict
+class PrunedSpec(HeldoutSpec):
+    """Fields that evaluations of what a FoX need not read share."""
+
     context_len: PositiveInt
     """Tokens of each document."""
     num_documents: PositiveInt = 8
     """First documents of the held-out split."""
-    tile: PositiveInt = 128
-    """Tokens of a tile's side; 128 are the kernels' own, smaller ones say something of contexts of a few hundred tokens."""
-    decoded_tokens: PositiveInt = 32
-    """Tokens at the end of each document that are decoded from the cache."""
     log_tolerance: LogTolerance = -10.0
-    """log(eps) of the pruning."""
-    rule: Literal["tight"] | None = None
-    """Rule of the pruning; None: the model's own, which is ACP's where it was trained without."""
+    """log(eps) of the pruning: of the share of its probability that a query may lose."""
 
     GATED = True
-    SCHEMA = Schema(
-        {
-            "quantity": text(QUANTITIES),
-            **dict.fromkeys(("document", "layer", "head", "position"), integer(-1)),
-            "value": number(0),
-        },
-        key=("quantity", "document", "layer", "head", "position"),
-    )
-
-    def __post_init__(self) -> None:
-        if self.decoded_tokens >= self.context_len:
-            raise ValueError(f"decoded_tokens {self.decoded_tokens} must be below context_len {self.context_len}")
 
     @property
     def extent(self) -> tuple[int, int]:
         return self.num_documents, self.context_len
+
+
+@strict
+class Spec(PrunedSpec):
+    """Share of attention that adaptive computation pruning skips in a trained FoX, and what it changes (ACP)."""
+
+    kind: Literal["pruning"] = "pruning"
+    tile: PositiveInt = 128
+    """Tokens of a tile's side; 128 are the kernels' own, smaller ones say something of contexts of a few hundred tokens."""
+    decoded_tokens: PositiveInt = 32
+    """Tokens at the end of each document that are decoded from the cache."""
+    rule: Literal["tight"] | None = None
+    """Rule of the pruning; None: the model's own, which is ACP's where it was trained without."""
+
+    SCHEMA = by_place(QUANTITIES)
+
+    def __post_init__(self) -> None:
+        if self.decoded_tokens >= self.context_len:
+            raise ValueError(f"decoded_tokens {self.decoded_tokens} must be below context_len {self.context_len}")
 
     def tokens_read(self) -> list[tuple[int, int]]:
         return [(4 * self.num_documents * self.context_len, self.context_len)]

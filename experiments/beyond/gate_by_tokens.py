@@ -9,7 +9,7 @@ judged."""
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,10 +21,10 @@ from matplotlib.patches import Patch
 from analysis.curves import difference, loss_curves
 from analysis.names import DASHED, style_of
 from analysis.panels import doublings_axis
+from analysis.power_law import REFUTED, Law, Value, law_of, log_of
 from analysis.statistics import Estimate, Part, combined
-from analysis.student import f_beyond
 from analysis.study import Study
-from analysis.style import WIDTH, Files, about, plt, publish, tokens
+from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens
 from analysis.tables import Column, Table, count_range
 from analysis.verdict import in_words, number, with_interval
 from experiments.beyond.gate_worth import BLOCKS, PAPERS_BUDGET, papers
@@ -36,12 +36,8 @@ SIZES = {TINIES: (1 / 4, 1 / 2, 1), MINIS: (1 / 4, 1 / 2, 1, 2), PAPERS: (1 / 4,
 """Training tokens, as shares of the scale's own."""
 AXES = {"train_tokens": int}
 PAPERS_TOKENS = 7.5e9
-REFUTED = 0.05
-"""A law is refuted where worths that followed it would lie so far off it with a lower probability."""
 PLACES = 60
 """Places at which a law is drawn."""
-Value = tuple[float, float, float]
-"""A number with the ends of its 95% interval, NaN where they are not known."""
 UNKNOWN: Value = (math.nan, math.nan, math.nan)
 
 
@@ -59,91 +55,7 @@ def runs(scale, seeds):
 
 
 def _count(count: float) -> str:
-    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
-
-
-class Law(NamedTuple):
-    """The worth as a tokens^-b, a straight line in logs, fitted by weighted least squares. `x_N`, `logs`: logs of the tokens
-    and of the worths."""
-
-    x_N: np.ndarray
-    logs: list[Estimate]
-
-    def _taken(self, shares_N: np.ndarray) -> Estimate:
-        """A sum of shares of the logs, whose noise is independent: degrees of freedom by Satterthwaite. Errors are wider where
-        the worths lie off the law by more than their noise."""
-        wider = math.sqrt(max(1.0, self.chi2 / self.df)) if self.df else 1.0
-        errors = [wider * share * (log.error or 0.0) for share, log in zip(shares_N, self.logs, strict=True)]
-        parts = [Part("trainings", error**2, log.df, 1) for error, log in zip(errors, self.logs, strict=True)]
-        return combined(float(shares_N @ [log.effect for log in self.logs]), parts)
-
-    def _shares(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Shares of the logs in their weighted mean, and in the slope; and the mean of `x_N`."""
-        weights_N = np.array([log.error or 0.0 for log in self.logs]) ** -2.0
-        mean_N = weights_N / weights_N.sum()
-        away_N = self.x_N - mean_N @ self.x_N
-        return mean_N, weights_N * away_N / (weights_N @ away_N**2), float(mean_N @ self.x_N)
-
-    @property
-    def df(self) -> int:
-        return len(self.logs) - 2
-
-    @property
-    def chi2(self) -> float:
-        """Squares of how far the worths lie off the law, in their errors."""
-        (mean_N, slope_N, centre), logs_N = self._shares(), np.array([log.effect for log in self.logs])
-        off_N = logs_N - mean_N @ logs_N - (self.x_N - centre) * (slope_N @ logs_N)
-        return float(((off_N / [log.error or 1.0 for log in self.logs]) ** 2).sum())
-
-    @property
-    def p(self) -> float:
-        """Probability of so large a chi^2 if the law held. The errors are known from few seeds: chi^2 / df is held to an F
-        distribution with the fewest degrees of freedom of any of them. 1 of two worths, which any law fits."""
-        return f_beyond(self.df, self._fewest, self.chi2 / self.df) if self.df else 1.0
-
-    @property
-    def _fewest(self) -> float:
-        return min(log.df for log in self.logs)
-
-    @property
-    def refuted(self) -> bool:
-        return self.p < REFUTED
-
-    @property
-    def fit(self) -> str:
-        """Words for how well the law fits; none of two worths."""
-        return f"F({self.df}, {self._fewest:.2g}) = {self.chi2 / self.df:.1f}, p {self.p:.1g}" if self.df else ""
-
-    @property
-    def exponent(self) -> Estimate:
-        """Exponent b: above 0 where the worth falls with tokens."""
-        return self._taken(-self._shares()[1])
-
-    def log_at(self, count: float) -> Estimate:
-        """Log of the worth at a number of training tokens."""
-        mean_N, slope_N, centre = self._shares()
-        return self._taken(mean_N + (math.log(count) - centre) * slope_N)
-
-    def at(self, count: float) -> Value:
-        """The worth in nats at a number of training tokens."""
-        log = self.log_at(count)
-        with np.errstate(over="ignore"):
-            value, low, high = np.exp([log.effect, *(log.interval or ())]).tolist()
-        return value, low, high
-
-
-def law_of(worths: Mapping[int, Estimate]) -> Law | None:
-    """Fit a law to worths by training tokens, weighted by the errors of their logs, as if no two shared any noise. These errors
-    are widened by sqrt(chi^2 / (n - 2)) where that is above 1. Of so few points it is itself uncertain, which the intervals
-    leave out. None: of less than two, or where one is not above 0 or its noise is not known."""
-    if len(worths) < 2 or not all(each.effect > 0 and each.error and each.seeds_known for each in worths.values()):
-        return None
-    return Law(np.log(list(worths)), [_log(each) for each in worths.values()])
-
-
-def _log(worth: Estimate) -> Estimate:
-    """Log of a worth, its error over its effect."""
-    return Estimate(math.log(worth.effect), (worth.error or 0.0) / worth.effect, worth.df)
+    return f"{count / 1e9:.3g}B" if count >= 1e9 else millions(count)
 
 
 def worths(study: Study) -> dict[tuple[str, str], dict[int, Estimate]]:
@@ -341,7 +253,7 @@ def _said(pair: tuple[str, str], own: Mapping[int, Estimate]) -> str:
             f"{_printed(there)}; the paper's {number(printed)} ({PAPERS_BUDGET}) lies {place} this interval.",
         ]
     if (before := foretold(own, most)) and not before.refuted:
-        what = in_words(_more(before.log_at(most), _log(own[most])), "less", "more", "the same within noise")
+        what = in_words(_more(before.log_at(most), log_of(own[most])), "less", "more", "the same within noise")
         parts.append(f"From fewer tokens the law has {_printed(before.at(most))} at {_count(most)}; measured is {what}.")
     return " ".join(parts)
 

@@ -12,7 +12,7 @@ from analysis.names import PAIRS, title
 from analysis.paper import read
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import about, tokens
+from analysis.style import about, millions, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -32,12 +32,12 @@ def runs(scale, seeds):
     for model in ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama"):
         for rate in rates_of(scale, model):
             axes = dict(train_tokens=grid.train_tokens, peak_lr=rate)
-            label = f"{grid.train_tokens / 1e6:.3g}M tokens, LR {rate:g}"
+            label = f"{millions(grid.train_tokens)} tokens, LR {rate:g}"
             yield from recipes(grid, model, seeds, axes=axes, label=label, train=dict(peak_lr=rate))
         for at in with_shorter(scale):
             if at != grid:
                 axes = dict(train_tokens=at.train_tokens)
-                yield from recipes(at, model, seeds, axes=axes, label=f"{at.train_tokens / 1e6:.3g}M tokens")
+                yield from recipes(at, model, seeds, axes=axes, label=f"{millions(at.train_tokens)} tokens")
 
 
 def worths(study: Study) -> dict[str, list[Estimate | None]]:
@@ -64,7 +64,7 @@ def _with_best(runs: dict[str, dict[str, LossCurve]]) -> dict[str, dict[str, Los
         if len(labels) > 1:
             # The best of a model comes last, and takes its place.
             tried = sorted((curve for label in labels for curve in runs[label].values()), key=lambda curve: -curve.inside)
-            found[f"{size / 1e6:.3g}M tokens, each at its best LR"] = {curve.model: curve for curve in tried}
+            found[f"{millions(size)} tokens, each at its best LR"] = {curve.model: curve for curve in tried}
     return found
 
 
@@ -110,7 +110,7 @@ def _tried(study: Study, model: str) -> Tried | None:
     if most is None or len(tried) < 2 or rate[most] not in tried:
         return None
     fewer, best = tried[rate[most]], min(tried, key=lambda each: tried[each].inside)
-    sizes = f"{count[fewer] / 1e6:.3g}M", f"{count[most] / 1e6:.3g}M"
+    sizes = millions(count[fewer]), millions(count[most])
     return Tried(fewer, most, tried[best], sizes, best in (min(tried), max(tried)))
 
 

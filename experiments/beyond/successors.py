@@ -28,7 +28,7 @@ from analysis.panels import band_note, position_axis
 from analysis.seeds import size_of
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import WIDTH, Files, about, plt, publish, tokens
+from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds, write_table
 from analysis.training_curves import measured
 from analysis.verdict import in_words, with_interval
@@ -134,7 +134,7 @@ def _draw_one(left: Axes, right: Axes, place: int, curve: LossCurve, fox: LossCu
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e6:.3g}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
+    return millions(count) if count >= 1e6 else f"{count / 1e3:.0f}k"
 
 
 def _along(curve: LossCurve, fox: LossCurve) -> pd.DataFrame:

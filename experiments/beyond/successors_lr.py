@@ -8,7 +8,7 @@ from analysis.curves import LossCurve, difference
 from analysis.names import ordered, title
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import about, tokens
+from analysis.style import about, millions, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import in_words, with_interval
 from experiments.beyond.successors import FOX, SUCCESSORS
@@ -49,7 +49,7 @@ def summary(study: Study) -> Table:
         cells[title(model)] = [*losses, best_of(own), _behind(found, model)]
     note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds; that a best rate was picked "
     whole = get_scale(study.scale)
-    here, there = (f"{each.train_tokens / 1e6:.3g}M" for each in (for_ablations(whole), whole))
+    here, there = (millions(each.train_tokens) for each in (for_ablations(whole), whole))
     note += (
         f"by the same losses is not in them. Trained on {here} tokens; the figure of FoX among its successors is of {there}, "
     )

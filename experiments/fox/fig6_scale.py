@@ -16,7 +16,7 @@ from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineSt
 from analysis.panels import Drawn, band_note, binned, core_limits, doublings_axis, draw_lines, smoothed
 from analysis.statistics import Estimate
 from analysis.study import Study, read_lines
-from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
+from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, number, undecided
 from experiments.evaluations import loss as evals  # noqa: F401
@@ -64,7 +64,7 @@ def _short(varied: str | float, value: Any) -> str:
     """Print what is varied as axes and other pages do."""
     if not isinstance(value, int):
         return str(value)
-    return tokens(value) if varied == "context" else f"{value / 1e6:.3g}M"
+    return tokens(value) if varied == "context" else millions(value)
 
 
 def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:

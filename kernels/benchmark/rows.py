@@ -61,6 +61,12 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
     return joined.drop_duplicates([*PLACE, "provider", "operation", "gates", "dtype", *SHAPE], keep="last")
 
 
+def by_provider(rows: pd.DataFrame, value: str = "ms_q50", case: Iterable[str] = SHAPE) -> pd.DataFrame:
+    """Find the newest values: a line per place and case, a column per provider."""
+    index = [*PLACE, *case]
+    return rows.drop_duplicates([*index, "provider"], keep="last").pivot(index=index, columns="provider", values=value)
+
+
 def table(rows: pd.DataFrame) -> str:
     """Markdown: speed over cuDNN's softmax in the same measuring, a column per provider, a line per shape, pass and regime."""
     newest = compared(rows[rows.operation.isin(PASSES)]).assign(
@@ -84,6 +90,15 @@ def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *lines))
 
 
+def _by_shape(values: pd.DataFrame, names: Iterable[str]) -> str:
+    """Markdown: a column per provider, a line per place and shape, nothing where there is no value."""
+    lines = []
+    for (gpu, triton, *shape), *own in values[[*names]].itertuples():
+        cells = ("" if pd.isna(value) else f"{value:.1f}" for value in own)
+        lines.append((gpu, triton, ", ".join(map(str, shape)), *cells))
+    return markdown(("GPU", "Triton", "B, T, H, D", *names), lines)
+
+
 def _version(text: str) -> list[int]:
     return [int(part) for part in text.split(".") if part.isdigit()]
 
@@ -96,33 +111,22 @@ def _cell(ms: float, ratio: float) -> str:
 
 def decoding_table(rows: pd.DataFrame) -> str:
     """Markdown: microseconds for one token, newest rows, a column per provider, a line per GPU and shape."""
-    newest = rows.drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
-    names = [name for name in (*COLORS, MEMORY_LIMIT) if name in set(newest.provider)]
-    lines: list[tuple[str, ...]] = []
-    for (gpu, triton, *shape), group in newest.groupby([*PLACE, *SHAPE]):
-        times = dict(zip(group.provider, group.ms_q50, strict=True))
-        cells = ("" if pd.isna(times.get(name)) else f"{1000 * times[name]:.1f}" for name in names)
-        lines.append((str(gpu), str(triton), ", ".join(map(str, shape)), *cells))
+    times = 1000 * by_provider(rows)
+    names = [name for name in (*COLORS, MEMORY_LIMIT) if name in times]
     note = (
         "Microseconds for one token over a cache of T keys, in a CUDA graph, newest rows; gates from very local to\n"
         "global over the heads. The memory limit is what reading all keys and values takes. Softmax attention reads\n"
         "all. Ours leaves out, also without pruning, keys that have decayed below e^-2000: their weight rounds to\n"
         "nothing, they are not read, and it can take less."
     )
-    return f"{note}\n\n{markdown(('GPU', 'Triton', 'B, T, H, D', *names), lines)}"
+    return f"{note}\n\n{_by_shape(times, names)}"
 
 
 def model_table(rows: pd.DataFrame) -> str:
     """Markdown: thousand tokens per second of training steps, newest rows, a column per backend, a line per place and shape."""
-    newest = rows.drop_duplicates([*PLACE, "provider", *SHAPE], keep="last")
-    names = list(dict.fromkeys(newest.provider))
-    lines: list[tuple[str, ...]] = []
-    for (gpu, triton, *shape), group in newest.groupby([*PLACE, *SHAPE]):
-        speeds = dict(zip(group.provider, group.batch * group.seq_len / group.ms_q50, strict=True))
-        cells = (f"{speeds[name]:.1f}" if name in speeds else "" for name in names)
-        lines.append((str(gpu), str(triton), ", ".join(map(str, shape)), *cells))
+    speeds = by_provider(rows.assign(speed=rows.batch * rows.seq_len / rows.ms_q50), "speed")
     note = "Thousand tokens per second, forward and backward, bf16 autocast, 24 layers, fresh weights, newest rows."
-    return f"{note}\n\n{markdown(('GPU', 'Triton', 'B, T, H, D', *names), lines)}"
+    return f"{note}\n\n{_by_shape(speeds, dict.fromkeys(rows.provider))}"
 
 
 def error_table(rows: pd.DataFrame) -> str:

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from models.spec_parts import PositiveFloat, PositiveInt, WithMLP, strict
+from models.spec_parts import PositiveFloat, PositiveInt, WithAttentionHeads, strict
 
 ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 
 
 @strict
-class ForgettingTransformerSpec(WithMLP):
+class ForgettingTransformerSpec(WithAttentionHeads):
     """FoX and Transformer, Pro and LLaMA: one attention block with every switch of the paper (Fig. 1, Table 3).
 
     `attention`: "stick_breaking" (arXiv 2410.17980) has no gate and needs no position encoding; with `stick_remainder` a
@@ -22,7 +22,6 @@ class ForgettingTransformerSpec(WithMLP):
     not in the paper)."""
 
     kind: Literal["forgetting_transformer"] = "forgetting_transformer"
-    num_heads: PositiveInt
     attention: Literal["softmax", "stick_breaking"] = "softmax"
     stick_remainder: bool = False
     forget_gate: ForgetGate = "full"
@@ -44,11 +43,8 @@ class ForgettingTransformerSpec(WithMLP):
     compiles = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         gate, least, most, tolerance = self.forget_gate, self.decay_time_min, self.decay_time_max, self.prune_log_tolerance
-        if self.hidden_size % self.num_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
-        if self.head_dim not in (16, 32, 64, 128):
-            raise ValueError(f"head_dim {self.head_dim} (hidden_size / num_heads) must be 16, 32, 64 or 128")
         given = (least is not None) + (most is not None)
         if given not in {"full": (0, 2), "bias_only": (2,), "fixed": (2,)}.get(gate, (0,)):
             raise ValueError(
@@ -70,10 +66,6 @@ class ForgettingTransformerSpec(WithMLP):
             raise ValueError(f"decay_time_min {least} is above decay_time_max {most}")
         if self.prune_tightly and tolerance is None:
             raise ValueError("prune_tightly needs prune_log_tolerance, the log of what a query may lose, e.g. -10")
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
 
     @property
     def mixer_params(self) -> int:

@@ -1,4 +1,4 @@
-"""Mamba-2: the spec."""
+"""Mamba-2: the spec, and what it shares with Mamba-3's."""
 
 from typing import Literal
 
@@ -6,14 +6,13 @@ from models.spec_parts import ModelKind, PositiveFloat, PositiveInt, strict
 
 
 @strict
-class Mamba2Spec(ModelKind):
-    """Mamba-2 without MLPs. `num_layers` counts mixer layers: twice the blocks of the other models (the paper's 24 are 48)."""
+class WithStateSpace(ModelKind):
+    """Base of the specs of state-space layers: `expand` * hidden_size channels in heads of `head_dim`, with a state of
+    `ssm_state_size` for each channel."""
 
-    kind: Literal["mamba2"] = "mamba2"
     head_dim: PositiveInt = 64
     ssm_state_size: PositiveInt = 128
     expand: PositiveInt = 2
-    conv_size: PositiveInt = 4
     norm_eps: PositiveFloat = 1e-5
 
     def __post_init__(self) -> None:
@@ -27,6 +26,14 @@ class Mamba2Spec(ModelKind):
     @property
     def num_heads(self) -> int:
         return self.inner_size // self.head_dim
+
+
+@strict
+class Mamba2Spec(WithStateSpace):
+    """Mamba-2 without MLPs. `num_layers` counts mixer layers: twice the blocks of the other models (the paper's 24 are 48)."""
+
+    kind: Literal["mamba2"] = "mamba2"
+    conv_size: PositiveInt = 4
 
     @property
     def convolved(self) -> int:

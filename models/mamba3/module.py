@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kernels.attention_shared.running_sums import running_sums
 from kernels.fla_cpu.install import install
 from kernels.trapezoidal_ssd import trapezoidal_ssd
-from models.backbone import Backbone, Block, Padding, init_as_pytorch_, start_with, step_size_bias
+from models.backbone import Backbone, Block, Padding, init_as_pytorch_, mark_ends, start_with, step_size_bias
 from models.cache import DecodingCache
 from models.mamba3.spec import Mamba3Spec
 
@@ -66,8 +66,7 @@ class Model(Backbone):
             same = {name: getattr(spec, name) for name in ("head_dim", "hidden_size", "expand", "norm_eps")}
             mixer = Mamba3Mixer(**same, state_size=spec.ssm_state_size, layer_idx=i)
             block = Block(mixer, spec.hidden_size, spec.intermediate_size, spec.norm_eps)
-            for linear in (mixer.out_proj, block.mlp.down_proj):
-                linear.ends_branch = True  # type: ignore[assignment]  # its module alone is seen when it is initialised
+            mark_ends(mixer.out_proj, block)
             blocks.append(block)
         super().__init__(spec, blocks)
 
@@ -78,8 +77,5 @@ class Model(Backbone):
             for ones in (module.B_bias, module.C_bias, module.D):
                 nn.init.ones_(ones)
             start_with(module.dt_bias, step_size_bias(module.num_heads))
-        elif getattr(module, "ends_branch", False):
-            bound = 1.0 / math.sqrt(module.in_features * 2 * len(self.layers))  # type: ignore[operator]
-            nn.init.uniform_(module.weight, -bound, bound)  # type: ignore[arg-type]
         else:
-            init_as_pytorch_(module)
+            init_as_pytorch_(module, len(self.layers))

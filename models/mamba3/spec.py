@@ -2,35 +2,23 @@
 
 from typing import Literal
 
-from models.spec_parts import PositiveFloat, PositiveInt, WithMLP, strict
+from models.mamba2.spec import WithStateSpace
+from models.spec_parts import WithMLP, strict
 
 
 @strict
-class Mamba3Spec(WithMLP):
-    """Mamba-3 with one input and one output a head (SISO), each layer followed by an MLP. A head has `head_dim` channels and a
-    state of `ssm_state_size` for each; half of the keys' channels turn, two by one angle."""
+class Mamba3Spec(WithStateSpace, WithMLP):
+    """Mamba-3 with one input and one output a head (SISO), each layer followed by an MLP. Half of the keys' channels turn, two
+    by one angle."""
 
     kind: Literal["mamba3"] = "mamba3"
-    head_dim: PositiveInt = 64
-    ssm_state_size: PositiveInt = 128
-    expand: PositiveInt = 2
-    norm_eps: PositiveFloat = 1e-5
 
     compiles = True
 
     def __post_init__(self) -> None:
-        if self.inner_size % self.head_dim:
-            raise ValueError(f"expand * hidden_size {self.inner_size} is not a multiple of head_dim {self.head_dim}")
+        super().__post_init__()
         if self.ssm_state_size % 4:
             raise ValueError(f"ssm_state_size {self.ssm_state_size} is not a multiple of 4")
-
-    @property
-    def inner_size(self) -> int:
-        return self.expand * self.hidden_size
-
-    @property
-    def num_heads(self) -> int:
-        return self.inner_size // self.head_dim
 
     @property
     def mixer_params(self) -> int:

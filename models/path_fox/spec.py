@@ -2,35 +2,24 @@
 
 from typing import Literal
 
-from models.spec_parts import PositiveInt, WithMLP, strict
+from models.spec_parts import PositiveInt, WithAttentionHeads, strict
 
 
 @strict
-class PathFoxSpec(WithMLP):
+class PathFoxSpec(WithAttentionHeads):
     """PaTH attention with a forget gate, otherwise as FoX (LLaMA). Each token maps the keys before it along one direction a
     head, which a map of low rank and a short convolution give, by as much as a scalar says."""
 
     kind: Literal["path_fox"] = "path_fox"
-    num_heads: PositiveInt
     conv_size: PositiveInt = 3
 
     RANK = 32
     fp32_refused = "fla's PaTH kernels have no room for"
     repeats = False  # on a GPU fla adds its gradients in any order
 
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
-        if self.head_dim not in (16, 32, 64, 128):
-            raise ValueError(f"head_dim {self.head_dim} (hidden_size / num_heads) must be 16, 32, 64 or 128")
-
     @property
     def has_places(self) -> bool:
         return False
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
 
     @property
     def mixer_params(self) -> int:

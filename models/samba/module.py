@@ -2,7 +2,6 @@
 
 Suffixes: B batch, T tokens, d hidden size."""
 
-import math
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from kernels.causal_conv import causal_conv_silu
 from kernels.selective_scan import selective_scan
-from models.backbone import Backbone, Block, Padding, init_as_pytorch_, start_with, step_size_bias, zero_padded
+from models.backbone import Backbone, Block, Padding, init_as_pytorch_, mark_ends, start_with, step_size_bias, zero_padded
 from models.cache import DecodingCache
 from models.forgetting_transformer.module import ForgettingAttention, rotation_table, token_positions
 from models.samba.spec import SambaSpec
@@ -58,8 +57,7 @@ def _block(spec: SambaSpec, layer_idx: int) -> Block:
         mixer, width = ForgettingAttention(spec.attention, layer_idx), spec.attention.intermediate_size
         output = mixer.o_proj
     block = Block(mixer, spec.hidden_size, width, spec.norm_eps)
-    for linear in (output, block.mlp.down_proj):
-        linear.ends_branch = True  # type: ignore[assignment]  # initialised by depth; its module alone is seen then
+    mark_ends(output, block)
     return block
 
 
@@ -79,8 +77,5 @@ class Model(Backbone):
             nn.init.ones_(module.D)
             start_with(module.dt_proj.bias, step_size_bias(inner))
             start_with(module.A_log, torch.arange(1.0, n + 1).log().expand(inner, n))
-        elif getattr(module, "ends_branch", False):
-            bound = 1.0 / math.sqrt(module.in_features * 2 * len(self.layers))  # type: ignore[operator]
-            nn.init.uniform_(module.weight, -bound, bound)  # type: ignore[arg-type]
         else:
-            init_as_pytorch_(module)
+            init_as_pytorch_(module, len(self.layers))

@@ -1,6 +1,7 @@
 """Storage only grows, and a figure names what it is drawn from."""
 
 import errno
+import fcntl
 import io
 import json
 import math
@@ -216,7 +217,7 @@ def test_a_file_system_without_locks_keeps_nobody_from_drawing(asked, monkeypatc
         raise OSError(errno.ENOLCK, "No locks available")
 
     plan = made(asked, "fox_pro")
-    monkeypatch.setattr(execute.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     assert execute.draw([*plan.drawings.values()], Console(file=io.StringIO())) == 0
 
 

@@ -15,7 +15,7 @@ from analysis.study import Line
 from data.recall import RecallTask
 from data.spec import DataSpec
 from experiments import __main__ as command
-from experiments import adopt, artefact, collect, compare, pages, render
+from experiments import adopt, artefact, collect, compare, facts, pages, render
 from experiments.recipes import NAMES, Recipe, model_spec
 from experiments.scales import SCALES
 from training import manifest
@@ -345,8 +345,8 @@ def test_a_cell_of_the_page_of_what_is_stored(monkeypatch, lines, declared, told
 def test_what_trainings_took(monkeypatch, trainings, weights, told):
     """Those that lines are drawn from: the first where nothing tells which."""
     known = [{"weights": name, "ends": ends, "device": "AB"[at]} for at, (name, ends) in enumerate(trainings)]
-    monkeypatch.setattr(pages, "trainings_of", lambda run: known)
-    monkeypatch.setattr(pages, "starts_of", lambda run, training: [
+    monkeypatch.setattr(facts, "trainings_of", lambda run: known)
+    monkeypatch.setattr(facts, "starts_of", lambda run, training: [
         {"end": None if wall is None else {"wall_s": wall}, "device": training["device"]}
         for wall in training["ends"]])  # fmt: skip
     line = SimpleNamespace(is_trained=True, run_id="r", weights=weights)
@@ -356,7 +356,7 @@ def test_what_trainings_took(monkeypatch, trainings, weights, told):
     assert render._took(study, 5) == told.replace("1 trainings", "1 of the 5 trainings that it makes")
     two = SimpleNamespace(lines=[line, SimpleNamespace(is_trained=True, run_id="t", weights=weights)], runs={"r": 1, "t": 1})
     if trainings == [("w", [60.0])]:
-        monkeypatch.setattr(pages, "starts_of", lambda run, training: [{"end": {}, "device": name} for name in "ZAM"])
+        monkeypatch.setattr(facts, "starts_of", lambda run, training: [{"end": {}, "device": name} for name in "ZAM"])
         assert render._took(two, 2) == "2 trainings, 0 minutes on A and M and Z."
 
 

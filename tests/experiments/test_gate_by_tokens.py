@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from analysis.power_law import Law, law_of
 from analysis.statistics import Estimate
 from experiments.artefact import artefacts
 from experiments.beyond import gate_by_tokens
-from experiments.beyond.gate_by_tokens import BLOCKS, Law, law_of
+from experiments.beyond.gate_by_tokens import BLOCKS
 from experiments.scales import SCALES, get_scale
 from tests import synthetic
 from tests.experiments.every_picture import assert_written, recorded

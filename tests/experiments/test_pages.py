@@ -14,6 +14,7 @@ from analysis.curves import LossCurve
 from analysis.statistics import Estimate
 from analysis.study import read_lines, write_lines
 from experiments import pages
+from experiments.facts import MAIN, Facts
 from experiments.render import render_all
 from results.store import read_evaluation, record_run, write_rows
 from tests import synthetic
@@ -45,7 +46,7 @@ def seeds_that_do_not_differ():
 
 @pytest.fixture(scope="module")
 def facts():
-    return pages.Facts(RESULTS)
+    return Facts(RESULTS)
 
 
 def name(path: Path) -> str:
@@ -55,7 +56,7 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("template", TEMPLATES, ids=name)
 def test_a_page_says_what_the_committed_rows_say(template, facts):
     page = template.with_suffix("")
-    facts = pages.Facts(UNSEEN) if page.is_relative_to(UNSEEN) else facts
+    facts = Facts(UNSEEN) if page.is_relative_to(UNSEEN) else facts
     assert page.read_text() == pages.fill(template, facts), f"render writes {name(page)}; its prose is in {name(template)}"
 
 
@@ -185,25 +186,25 @@ def test_what_pages_count(tmp_path):
         ("mamba2", 0, "mini-short"),
         ("fox_pro", 0, "tiny"),
     ):
-        store.add(pages.MAIN, model, curve, seed=seed, scale=scale)
+        store.add(MAIN, model, curve, seed=seed, scale=scale)
     store.add("other", "fox_llama", curve, seed=1)
     store.add("timed", "hgrn2", [("throughput", synthetic.throughput_row())], seed=1, final_loss=None)
     ends = [{"tokens": 100, "wall_s": 3600.0}, None, {"tokens": None, "wall_s": None}, {"tokens": 10, "wall_s": 180.0}]
-    for index, record in enumerate(store.study(pages.MAIN).runs.values()):
+    for index, record in enumerate(store.study(MAIN).runs.values()):
         start = record["starts"][0] | {"end": ends[index], "params": 10 + index, "epochs": 0.5 * index, "git_dirty": index < 2}
         start["deterministic"] = True
         wide = start | {"world_size": 4, "date": "later", "deterministic": False}
         record_run(tmp_path, {**record, "starts": [start, wide] if index == 0 else [start]})
-    facts = pages.Facts(tmp_path)
+    facts = Facts(tmp_path)
     spent = {"runs": 5, "unstarted": 0, "tokens": 200, "hours": 5.0, "epochs": 1.0, "fewest": 10, "most": 12}
     assert facts.spent("mini") == facts.spent("mini", False) == spent
     tiny = {"runs": 1, "unstarted": 0, "tokens": 10, "hours": 0.05, "epochs": 1.5, "fewest": 13, "most": 13}
     assert facts.spent("tiny") == tiny
     assert facts.size("mini") == {"fewest": 10, "most": 13, "minutes": 1.5, "epochs": 1.5}, "the first run started twice"
     store.study("other"), store.study("timed")
-    facts = pages.Facts(tmp_path)
-    facts._trained = lambda scale: {name: facts.study(name, scale) for name in (pages.MAIN, "other")}
-    assert facts.seeds("mini") == {"one": ["other"], "some": [pages.MAIN], "all": []}
+    facts = Facts(tmp_path)
+    facts._trained = lambda scale: {name: facts.study(name, scale) for name in (MAIN, "other")}
+    assert facts.seeds("mini") == {"one": ["other"], "some": [MAIN], "all": []}
     varying = ["fox_llama", "fox_pro"]  # one says nothing of it, the other was not at its last start
     assert facts.trainings("mini") == {"all": 5, "unnamed": 5, "changed": 3, "varying": varying}
 
@@ -213,5 +214,5 @@ def test_held_out_losses_above_training_losses_of_recurrent_models_and_of_others
     for model, above in (("fox_pro", 0.5), ("hgrn2", 0.75), ("mamba2", 1.0)):
         rows = [("per_token_loss", synthetic.loss_rows(np.full(64, 3.0 + above)))]
         store.add("successors", model, rows, spec={} if model == "fox_pro" else {"kind": model}, final_loss=3.0)
-    found = pages.Facts(tmp_path).above_training(store.study("successors"))
+    found = Facts(tmp_path).above_training(store.study("successors"))
     assert found["recurrent"] == pytest.approx((0.75, 1.0)) and found["others"] == pytest.approx((0.5, 0.5))

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from data.plan import resolve
 from experiments import execute, forks, graph, local, overview, plan, recipes, render, restarts, scales
+from experiments.artefact import Artefact
 from experiments.recipes import Recipe
 from experiments.request import Corpora, Request, _numbers
 from experiments.scales import SCALES
@@ -371,18 +372,19 @@ def test_corpora_that_a_rehearsal_does_without(scale, data, found):
 
 def test_models_are_added_where_all_lines_are_models():
     """At every scale and seed of them; one that is there already is not there twice."""
-    of = lambda *found, more=None: SimpleNamespace(runs=lambda scale, seeds: found, more=more)  # noqa: E731
+    names = ("mamba2", "fox_pro")
+
+    def of(*found: Recipe, more: Any = None, seeds: tuple[int, ...] = ()) -> list[Recipe]:
+        return Artefact.recipes(SimpleNamespace(runs=lambda scale, seeds: found, more=more), TINY, seeds, names)
+
     two = [replace(PLAIN, seed=seed) for seed in (0, 1)]
-    added = [Recipe("mamba2", "mamba2", "tiny", seed) for seed in (0, 1)]
-    request = Request(also=("mamba2", "fox_pro"))
-    assert plan._recipes(of(*two), TINY, request) == [*two, *added]
+    assert of(*two) == [*two, *(Recipe("mamba2", "mamba2", "tiny", seed) for seed in (0, 1))]
     changed = replace(PLAIN, label="other", train={"peak_lr": 1.0})
-    assert plan._recipes(of(*two, changed), TINY, request) == [*two, changed]
-    assert plan._recipes(of(), TINY, request) == []
+    assert of(*two, changed) == [*two, changed]
+    assert of() == []
     own = lambda scale, seeds, models: [replace(changed, name=model, seed=seed) for model in models for seed in seeds]  # noqa: E731
     besides = [replace(changed, name="mamba2"), replace(changed, name="fox_pro")]
-    assert plan._recipes(of(changed, more=own), TINY, replace(request, seeds=(changed.seed,))) == [
-        changed, *(each for each in besides if each != changed)]  # fmt: skip
+    assert of(changed, more=own, seeds=(changed.seed,)) == [changed, *(each for each in besides if each != changed)]
 
 
 @pytest.mark.parametrize(("only", "line", "asked"), [
