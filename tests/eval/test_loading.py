@@ -254,3 +254,14 @@ def test_summaries_say_the_scale(make_run, corpus, capsys):
 def test_a_tokeniser_that_is_nowhere(name):
     with pytest.raises(ValueError, match=f"tokenizer '{name}' is neither a folder nor a hub name"):
         load_tokenizer(name)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox"])
+@pytest.mark.parametrize("about", [{}, {"tokenizer_class": "GPT2Tokenizer"}, {"tokenizer_class": "LlamaTokenizer"}])
+def test_a_folder_without_a_vocabulary_has_no_tokeniser(kind, about, tmp_path):
+    """Of the model's kind transformers makes a tokeniser that gives every text no ids, and prompts would be BOS alone."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    if about:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"has no usable tokeniser \(.*; name one with --tokenizer"):
+        load_tokenizer(str(tmp_path))
