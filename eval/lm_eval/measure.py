@@ -177,7 +177,10 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
     scores = results["results"][task]
-    every = [name.split(",")[0] for name in scores if "," in name and "_stderr," not in name]
+    names = [name for name in scores if "," in name and "_stderr," not in name]
+    metrics = [name.split(",")[0] for name in names]
+    # Behind one of several filters of the answers a metric has the harness's whole name, "exact_match,strict-match".
+    every = [name if metrics.count(metric) > 1 else metric for name, metric in zip(names, metrics, strict=True)]
     for metric in TABLE[task]["metrics"].split() if task in TABLE else every:
         yield {
             "task": task,
@@ -192,9 +195,10 @@ def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
 
 
 def value_of(scores: Mapping[str, Any], metric: str, factor: float) -> dict[str, float]:
-    """Return the value of one of a task's metrics and its standard error (NaN where there is none), times a factor."""
-    (name,) = (key for key in scores if key.split(",")[0] == metric)
-    error = scores.get(name.replace(metric, f"{metric}_stderr", 1))
+    """Return the value of one of a task's metrics (with its filter, where there are several) and its standard error (NaN where
+    there is none), times a factor."""
+    (name,) = (key for key in scores if metric in (key, key.split(",")[0]))
+    error = scores.get(name.replace(",", "_stderr,", 1))
     stderr = factor * float(error) if isinstance(error, int | float) else math.nan
     return {"value": factor * float(scores[name]), "stderr": stderr}
 
