@@ -18,7 +18,7 @@ from lm_eval.api.model import TemplateLM
 from transformers import PreTrainedModel
 
 from eval.lm_eval.spec import Spec, check_names
-from eval.lm_eval.task_files import HARNESS_VERSION, load_tasks, quiet, write_stand_ins
+from eval.lm_eval.task_files import HARNESS_VERSION, answer_options, load_tasks, quiet, write_stand_ins
 from eval.lm_eval.tasks import TABLE
 from eval.shell.batching import Row, Scored, at_ends, check_positions, in_batches, score
 from eval.shell.context import Context
@@ -129,12 +129,9 @@ class HarnessModel(TemplateLM):
         return -loss
 
     def _generated(self, request: Instance) -> str:
-        prompt, options = request.args
-        if options.get("do_sample"):
-            raise ValueError(f"task {request.task_name} samples; only greedy generation is offered: leave it out")
-        until = options.get("until") or []
-        stops = tuple(filter(None, [until] if isinstance(until, str) else until))
-        limit = options.get("max_gen_toks", 256)
+        prompt, given = request.args
+        options = answer_options(str(request.task_name), given)
+        stops, limit = tuple(filter(None, options["until"])), options["max_gen_toks"]
         if limit >= self.max_length:
             over = f"writes up to {limit} tokens, and max_length {self.max_length} leaves none for a prompt"
             raise ValueError(f"task {request.task_name} {over}: raise --max-length")
