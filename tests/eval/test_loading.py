@@ -259,7 +259,7 @@ def test_a_tokeniser_that_is_nowhere(name):
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox"])
 @pytest.mark.parametrize("about", [{}, {"tokenizer_class": "GPT2Tokenizer"}, {"tokenizer_class": "LlamaTokenizer"}])
 def test_a_folder_without_a_vocabulary_has_no_tokeniser(kind, about, tmp_path):
-    """Of the model's kind transformers makes a tokeniser that gives every text no ids, and prompts would be BOS alone."""
+    """The one that transformers makes of the model's kind gives every text no ids, and prompts would be BOS alone."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     if about:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
