@@ -138,6 +138,8 @@ def test_an_adopted_model_reads_a_corpus_by_its_own_tokeniser(make_run, corpus):
         path.unlink()
     manifest.seal(adopted.export, run_id=adopted.run_id)
     loaded().check_token_ids(corpus)
+    with pytest.raises(ValueError, match=r"was adopted without a tokeniser: put its files beside .* and adopt that again"):
+        _ = loaded().tokenizer
 
 
 def test_a_model_folder_is_read_against_its_own_manifest(make_run, corpus, tmp_path, capsys):
