@@ -43,7 +43,9 @@ _commands: Any = Union.__getitem__(tuple(Annotated[_on[KINDS[name]], command] fo
 
 def run_command(command: On) -> int:
     device = use(command.device, command.threads)
-    if ("hub" in command.spec.reads() and command.sources.longbench is None) or not Path(command.model).exists():
+    tokenizer = command.sources.tokenizer or ""
+    paths = [command.model, *([tokenizer] if "/" in tokenizer and ":" not in tokenizer else [])]  # or names of the hub
+    if ("hub" in command.spec.reads() and command.sources.longbench is None) or not all(Path(path).exists() for path in paths):
         go_offline_if_unreachable()
     subject = Subject.find(command.model, command.sources.tokenizer)
     context = make_context(command.sources, device, Path(), subject.data)

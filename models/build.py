@@ -1,5 +1,6 @@
 """Models from specs, and back: `build_model`, `load_model`, `spec_of`."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from models.authors import AUTHORS_SUFFIX, name_for_authors, spec_from_authors
 from models.causal_lm import CausalLM, CausalLMConfig
 from models.spec import ModelSpec
 from models.weight_files import read_json, weight_files
+
+_MASKS = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
+"""Causal masks, which older versions of transformers saved beside the weights of GPT-2, GPT-Neo and GPT-J."""
 
 
 def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM:
@@ -42,8 +46,8 @@ def load_model(source: str | Path, dtype: torch.dtype | None = torch.float32) ->
     """Return a model in evaluation mode, on the CPU, from a folder of ours, a folder in the authors' format, or anything that
     `AutoModelForCausalLM` loads (folder or hub name); in the dtype it is stored in if none is given. In float64, too, gates,
     rotations and recurrent states are fp32. Raises ValueError for nothing that can be loaded, and for tensors that are missing,
-    unexpected or of another shape than the model's. (Weights tied to others and buffers that are computed need not be there.)
-    """
+    unexpected or of another shape than the model's. (Weights tied to others and buffers that are computed need not be there,
+    causal masks may be.)"""
     try:
         folder = Path(source)
         if folder.is_dir():
@@ -69,7 +73,8 @@ def _load_hugging_face(source: str, dtype: torch.dtype | None) -> PreTrainedMode
         model, found = load(source, dtype=dtype or "auto", **options)
     finally:
         logging.set_verbosity(verbosity)
-    _refuse_misfits(found["missing_keys"], found["unexpected_keys"], found["mismatched_keys"])
+    unexpected = {name for name in found["unexpected_keys"] if not _MASKS.search(name)}
+    _refuse_misfits(found["missing_keys"], unexpected, found["mismatched_keys"])
     return model.eval()
 
 

@@ -17,8 +17,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from transformers import PreTrainedModel
 
-from eval.lm_eval.spec import Spec, check_names
-from eval.lm_eval.task_files import HARNESS_VERSION, load_tasks, quiet, write_stand_ins
+from eval.lm_eval.spec import SHARES, Spec, check_names
+from eval.lm_eval.task_files import HARNESS_VERSION, answer_options, load_tasks, quiet, write_stand_ins
 from eval.lm_eval.tasks import TABLE
 from eval.shell.batching import Row, Scored, at_ends, check_positions, in_batches, score
 from eval.shell.context import Context
@@ -129,12 +129,9 @@ class HarnessModel(TemplateLM):
         return -loss
 
     def _generated(self, request: Instance) -> str:
-        prompt, options = request.args
-        if options.get("do_sample"):
-            raise ValueError(f"task {request.task_name} samples; only greedy generation is offered: leave it out")
-        until = options.get("until") or []
-        stops = tuple(filter(None, [until] if isinstance(until, str) else until))
-        limit = options.get("max_gen_toks", 256)
+        prompt, given = request.args
+        options = answer_options(str(request.task_name), given)
+        stops, limit = tuple(filter(None, options["until"])), options["max_gen_toks"]
         if limit >= self.max_length:
             over = f"writes up to {limit} tokens, and max_length {self.max_length} leaves none for a prompt"
             raise ValueError(f"task {request.task_name} {over}: raise --max-length")
@@ -177,12 +174,15 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
     scores = results["results"][task]
-    every = [name.split(",")[0] for name in scores if "," in name and "_stderr," not in name]
+    names = [name for name in scores if "," in name and "_stderr," not in name]
+    metrics = [name.split(",")[0] for name in names]
+    # Behind one of several filters of the answers a metric has the harness's whole name, "exact_match,strict-match".
+    every = [name if metrics.count(metric) > 1 else metric for name, metric in zip(names, metrics, strict=True)]
     for metric in TABLE[task]["metrics"].split() if task in TABLE else every:
         yield {
             "task": task,
             "metric": metric,
-            **value_of(scores, metric, 100.0 if metric.startswith(("acc", "exact_match", "f1")) else 1.0),
+            **value_of(scores, metric, 100.0 if metric.startswith(SHARES) else 1.0),
             "num_examples": int(results["n-samples"][task]["effective"]),
             "task_version": str(results["versions"][task]),
             "harness_version": HARNESS_VERSION,
@@ -192,9 +192,10 @@ def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
 
 
 def value_of(scores: Mapping[str, Any], metric: str, factor: float) -> dict[str, float]:
-    """Return the value of one of a task's metrics and its standard error (NaN where there is none), times a factor."""
-    (name,) = (key for key in scores if key.split(",")[0] == metric)
-    error = scores.get(name.replace(metric, f"{metric}_stderr", 1))
+    """Return the value of one of a task's metrics (with its filter, where there are several) and its standard error (NaN where
+    there is none), times a factor."""
+    (name,) = (key for key in scores if metric in (key, key.split(",")[0]))
+    error = scores.get(name.replace(",", "_stderr,", 1))
     stderr = factor * float(error) if isinstance(error, int | float) else math.nan
     return {"value": factor * float(scores[name]), "stderr": stderr}
 

@@ -17,6 +17,9 @@ from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 
+SHARES = ("acc", "exact_match", "f1")
+"""Beginnings of the metrics that are shares, which are given in percent."""
+
 
 @strict
 class Spec(EvalSpec):
@@ -103,9 +106,15 @@ class Spec(EvalSpec):
         return [(tokens, min(self.max_length, 512))]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
-        scales = ["(1 is perfect)" if "perplexity" in metric else "of 100" for metric in rows["metric"]]
-        lines = [f"  {row.task} {row.metric}: {row.value:.2f} +- {row.stderr:.2f}" for row in rows.itertuples()]
-        return [f"{line} {scale}" for line, scale in zip(lines, scales, strict=True)]
+        return [
+            f"  {row.task} {row.metric}: {row.value:.2f} +- {row.stderr:.2f}{_scale(str(row.metric))}"
+            for row in rows.itertuples()
+        ]
+
+
+def _scale(metric: str) -> str:
+    """Return the scale of a metric as words behind a value; none where it is the metric's own."""
+    return " (1 is perfect)" if "perplexity" in metric else " of 100" if metric.startswith(SHARES) else ""
 
 
 def check_names(names: tuple[str, ...], folder: Path | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
 import lm_eval.tasks
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -66,7 +67,8 @@ def _places(config: Any, named: bool = False) -> Iterator[str]:
 
 def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
     """Load tasks with their data, which leaves these in the local cache. `folder`: of their files, to which relative paths
-    belong; None: the harness's own. ValueError for data that are neither local nor to be had from the hub."""
+    belong; None: the harness's own. ValueError for data that are neither local nor to be had from the hub, and for a task that
+    samples."""
     own = folder is None and set(names) <= set(TASKS)
     folder = folder and folder.absolute()
     manager = harness_tasks() if folder is None and not own else TaskManager(include_path=folder, include_defaults=False)
@@ -81,10 +83,21 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
             raise ValueError(f"{what}: check its task file and data") from error
         what = f"the data of {', '.join(names)} are neither local nor to be had: {first_line(error)}"
         raise ValueError(f"{what}\nName local task files with --include-path, or fill the cache first, online.") from error
-    for task in loaded["tasks"].values():
+    for name, task in loaded["tasks"].items():
+        if task.OUTPUT_TYPE == "generate_until":
+            answer_options(name, task.config.generation_kwargs or {})
         task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=0)
     return loaded
+
+
+def answer_options(task: str, options: dict[str, Any]) -> Any:
+    """Return a task's `generation_kwargs` as the harness's models read them: `until` a list, `max_gen_toks` under any of its
+    names (256 by default). ValueError for one that samples."""
+    read = normalize_gen_kwargs(options)
+    if read["do_sample"]:
+        raise ValueError(f"task {task} samples; only greedy generation is offered: leave it out")
+    return read
 
 
 def write_task(folder: Path, name: str, rows: list[dict[str, Any]], split: str, lines: Sequence[str]) -> None:

@@ -93,11 +93,13 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 
 def check_positions(model: nn.Module, num_tokens: int, remedy: str) -> None:
-    """Raise ValueError if the model has learned fewer positions; beyond them lies other memory, or an abort."""
+    """Raise ValueError if the model has learned fewer positions, or a table of fewer (GPT-J, CodeGen); beyond them lies other
+    memory, or an abort."""
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    embeddings = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
-    learned = any("pos" in name.rpartition(".")[2] or name.endswith("wpe") for name in embeddings)
-    if learned and limit is not None and num_tokens > limit:
+    tables = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    tables += [name for name, _ in model.named_buffers()]
+    bounded = any("pos" in name.rpartition(".")[2] or name.endswith("wpe") for name in tables)
+    if bounded and limit is not None and num_tokens > limit:
         raise ValueError(f"{num_tokens} tokens are more than the {limit} positions that the model has learned; {remedy}")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
@@ -18,6 +19,11 @@ from models.causal_lm import CausalLM
 Stop = Callable[[list[int]], bool]
 NewCache = Callable[[int], DecodingCache]
 
+TOLERANCE = 0.03
+"""Share by which logits in a batch may be others: more than rounding in bf16, less than padding that is read."""
+
+_standing: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
 
 def greedy(
     model: PreTrainedModel,
@@ -27,7 +33,8 @@ def greedy(
     stop: Stop | None = None,
     cache: NewCache | None = None,
 ) -> Callable[[Sequence[list[int]]], list[list[int]]]:
-    """Return a function that continues the prompts of one batch, see `generate`."""
+    """Return a function that continues the prompts of one batch, see `generate`. They are padded on the left, or taken one by
+    one where that is not the same to the model."""
     filler = min(stop_ids, default=0)
     cache = cache or own_cache(model, compute)
     ends = dict(max_new_tokens=max_new_tokens, eos_token_id=sorted(stop_ids) or None, pad_token_id=filler)
@@ -35,29 +42,57 @@ def greedy(
 
     def run(rows: Sequence[list[int]]) -> list[list[int]]:
         longest = max(map(len, rows))
+        if len(rows) > 1 and not stands_batches(model, compute):
+            return [ids for row in rows for ids in run([row])]
         # The last token generated is never read.
         check_positions(model, longest + max_new_tokens - 1, "choose shorter prompts or fewer new tokens")
-        ids_BT = torch.tensor([[filler] * (longest - len(ids)) + ids for ids in rows], device=compute.device)
-        mask_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in rows], device=compute.device)
+        given = _left_padded(rows, filler, compute)
 
         def stopped(input_ids: torch.Tensor, scores: object, **unused: object) -> torch.Tensor:
             return torch.tensor([stop(row[longest:].tolist()) for row in input_ids], device=input_ids.device)  # type: ignore[misc]
 
-        criteria = StoppingCriteriaList([] if stop is None else [stopped])  # type: ignore[list-item]
-        given: dict[str, Any] = dict(input_ids=ids_BT, attention_mask=mask_BT, generation_config=config)
-        given["stopping_criteria"] = criteria
+        given["stopping_criteria"] = StoppingCriteriaList([] if stop is None else [stopped])  # type: ignore[list-item]
         if cache is not None:
             given["past_key_values"] = cache(longest + max_new_tokens)
-        saved = model.generation_config  # the checkpoint's own (end tokens, sampling), from which `generate` would fill gaps
-        model.generation_config = GenerationConfig()
-        try:
-            with compute.inference():
-                out_BT = model.generate(**given)  # type: ignore[operator]
-        finally:
-            model.generation_config = saved
+        out_BT = _generated(model, compute, config, given)
         return [_until_stop(row, stop_ids, stop) for row in out_BT[:, longest:].tolist()]
 
     return run
+
+
+def stands_batches(model: PreTrainedModel, compute: Compute) -> bool:
+    """Tell whether a model goes on in a batch, behind padding, as it does alone. All of ours do; others are asked once. Some
+    recurrent ones of transformers read what the mask leaves out, or mix up the rows' states (RWKV, RecurrentGemma)."""
+    if isinstance(model, CausalLM):
+        return True
+    if model not in _standing:
+        config = GenerationConfig(max_new_tokens=3, pad_token_id=0, output_logits=True, return_dict_in_generate=True)
+        alone_NV, padded_NV = (
+            torch.stack([step[0] for step in _generated(model, compute, config, _left_padded(rows, 6, compute)).logits]).float()
+            for rows in ([[1, 2, 3, 4]], [[1, 2, 3, 4], [5] * 32])
+        )
+        apart = (padded_NV - alone_NV).norm() / (alone_NV - alone_NV.mean()).norm()
+        _standing[model] = bool(apart < TOLERANCE)
+    return _standing[model]
+
+
+def _left_padded(rows: Sequence[list[int]], filler: int, compute: Compute) -> dict[str, Any]:
+    """Return the ids of rows and their mask (B, T)."""
+    width = max(map(len, rows))
+    ids_BT = torch.tensor([[filler] * (width - len(ids)) + ids for ids in rows], device=compute.device)
+    mask_BT = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in rows], device=compute.device)
+    return dict(input_ids=ids_BT, attention_mask=mask_BT)
+
+
+def _generated(model: PreTrainedModel, compute: Compute, config: GenerationConfig, given: dict[str, Any]) -> Any:
+    """Return what `generate` returns by this configuration alone."""
+    saved = model.generation_config  # the checkpoint's own (end tokens, sampling), from which `generate` would fill gaps
+    model.generation_config = GenerationConfig()
+    try:
+        with compute.inference():
+            return model.generate(**given, generation_config=config)  # type: ignore[operator]
+    finally:
+        model.generation_config = saved
 
 
 def own_cache(model: PreTrainedModel, compute: Compute) -> NewCache | None:

@@ -136,6 +136,9 @@ class Loaded:
     @cached_property
     def tokenizer(self) -> TextCodec:
         """Tokeniser of the model. ValueError if it comes without one, or with one that has more ids."""
+        if self.subject.run is not None and not tokenizer_files(self._folder):
+            remedy = "put its files beside the checkpoint's weights and adopt that again"
+            raise ValueError(f"{self.subject.path} was adopted without a tokeniser: {remedy}")
         codec = load_tokenizer(self.subject.tokenizer_name or str(self._folder))
         if codec.highest_id >= (there := vocab_size(self.model)):
             highest = f"the tokeniser has ids up to {codec.highest_id}, the model's vocabulary is {there}"

@@ -10,7 +10,8 @@ from data.tokenizer import Tokenizer
 
 class TextCodec:
     """Codec between text and token ids; BOS is never added or hidden, callers put `bos_id` where they want it. Wraps the
-    suite's own Tokenizer (data/tokenizer.py) or any of Hugging Face. Raises ValueError if there is neither BOS nor EOS."""
+    suite's own Tokenizer (data/tokenizer.py) or any of Hugging Face. Raises ValueError if there is neither BOS nor EOS, and for
+    one without a vocabulary, which transformers makes of a folder that holds none."""
 
     def __init__(self, tokenizer: Any):
         self.kind: str | None = None  # of the suite's own, as in `DataSpec.tokenizer`
@@ -27,6 +28,8 @@ class TextCodec:
         self.highest_id = max(tokenizer.vocab_size - 1, self.bos_id)  # without tokens added to pad with, which no text has
         self._encode = partial(tokenizer.encode, add_special_tokens=False)
         self._decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+        if not self._encode("text"):
+            raise ValueError("it has no tokens for text: its vocabulary is missing")
         tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # texts are cut later
 
     def encode(self, text: str) -> list[int]:

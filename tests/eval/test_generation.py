@@ -4,12 +4,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+)  # fmt: skip
 
 from eval.shell import generation
 from eval.shell.batching import batches, in_batches
 from eval.shell.context import Compute
-from eval.shell.generation import generate, own_cache
+from eval.shell.generation import generate, own_cache, stands_batches
 from models.build import build_model
 from models.spec import DeltaNetSpec, HGRN2Spec, Mamba2Spec, SambaSpec
 
@@ -25,6 +33,11 @@ def make_model(name: str, tiny_fox) -> torch.nn.Module:
         model: torch.nn.Module = LlamaForCausalLM(config)
     elif name == "gpt2":
         model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0))
+    elif name == "rwkv":  # reads padding whatever the mask says, and mixes up states of several rows
+        model = RwkvForCausalLM(RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=64))
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                torch.nn.init.normal_(module.weight, std=0.2)
     else:
         spec = {
             "fox_pro": lambda: tiny_fox(64),
@@ -41,7 +54,7 @@ def make_model(name: str, tiny_fox) -> torch.nn.Module:
     return model.eval()
 
 
-NAMES = ["llama", "gpt2", "fox_pro", "fox_llama", "transformer", "mamba2", "hgrn2", "delta_net"]
+NAMES = ["llama", "gpt2", "rwkv", "fox_pro", "fox_llama", "transformer", "mamba2", "hgrn2", "delta_net"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,7 +76,18 @@ def test_a_gpu_has_a_cache_with_a_place_for_each_token(name, tiny_fox):
     model = make_model(name, tiny_fox)
     assert own_cache(model, CPU) is None
     made = own_cache(model, Compute("cuda:0", "bf16"))
-    assert (None if made is None else made(20).room) == (None if name in ("llama", "gpt2", "samba") else 20)
+    assert (None if made is None else made(20).room) == (None if name in ("llama", "gpt2", "rwkv", "samba") else 20)
+
+
+def test_a_model_is_asked_once_whether_it_stands_batches(tiny_fox, monkeypatch):
+    """In either precision; what rounding does is none of it."""
+    asked = [make_model(name, tiny_fox) for name in ("llama", "gpt2", "rwkv", "fox_pro")]
+    for precision in ("bf16", "fp32"):
+        assert [stands_batches(model, Compute("cpu", precision)) for model in asked] == [True, True, False, True]
+        generation._standing.clear()
+    assert not stands_batches(asked[2], CPU)
+    monkeypatch.setattr(asked[2], "generate", None)
+    assert not stands_batches(asked[2], CPU)
 
 
 def test_stops_and_callbacks(tiny_fox):
@@ -129,6 +153,7 @@ class Played(torch.nn.Module):
         super().__init__()
         self.wpe = torch.nn.Embedding(1, 1)
         self.config, self.new, self.given = SimpleNamespace(max_position_embeddings=limit), new, []
+        generation._standing[self] = True
 
     def generate(self, **given):
         self.given.append(given | {"own": self.generation_config, "bf16": torch.is_autocast_enabled("cpu")})

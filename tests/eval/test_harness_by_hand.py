@@ -97,6 +97,9 @@ def test_answers_are_generated_up_to_a_stop(eos, monkeypatch):
     count = len(harness.asked)
     assert harness.generated("pro", max_gen_toks=3) == "a.b\nc" and len(harness.asked) == count
     assert harness.told == [("expect", 1), 1] * 4 + [("expect", 0)]
+    for name in ("max_new_tokens", "max_tokens"):
+        harness.generated("pro", **{name: 4})
+        assert harness.asked[-1][1]["max_new_tokens"] == 4, "by the names that the harness knows"
     with pytest.raises(ValueError, match="task t samples; only greedy generation is offered"):
         harness.generated("x", do_sample=True)
     for limit in (8, 9):
@@ -241,7 +244,9 @@ class Manager:
         self.made.append(names)
         if isinstance(self.fails, Exception):
             raise self.fails
-        return {"tasks": {"own": SimpleNamespace(set_config=lambda **how: self.made.append(how),
+        return {"tasks": {"own": SimpleNamespace(OUTPUT_TYPE="generate_until",
+                                                 config=SimpleNamespace(generation_kwargs=self.options),
+                                                 set_config=lambda **how: self.made.append(how),
                                                  set_fewshot_seed=lambda **how: self.made.append(how))}}  # fmt: skip
 
 
@@ -249,7 +254,7 @@ def test_tasks_are_loaded_without_examples_from_where_they_are(monkeypatch, tmp_
     monkeypatch.setattr(task_files, "TaskManager", Manager)
     task_files.harness_tasks.cache_clear()
     fewshot = [dict(key="num_fewshot", value=0), dict(seed=0)]
-    Manager.fails, Manager.made = None, []
+    Manager.fails, Manager.made, Manager.options = None, [], None
     for names, folder, made in (
         (("piqa",), None, [(None, False), [task_files.harness_file("piqa")]]),
         (("piqa", "own"), None, [(None, True), ["piqa", "own"]]),
@@ -258,6 +263,10 @@ def test_tasks_are_loaded_without_examples_from_where_they_are(monkeypatch, tmp_
         Manager.made.clear()
         task_files.load_tasks(names, folder)
         assert Manager.made == made + fewshot
+    for sampling in ({"do_sample": True}, {"temperature": 0.5}):
+        Manager.options = sampling
+        with pytest.raises(ValueError, match=r"^task own samples; only greedy generation is offered: leave it out$"):
+            task_files.load_tasks(("own",), tmp_path)  # before anything is computed
     Manager.fails = ValueError("its own words")
     with pytest.raises(ValueError, match=r"^its own words$"):
         task_files.load_tasks(("piqa",), None)

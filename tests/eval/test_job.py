@@ -312,9 +312,10 @@ def test_the_hub_is_looked_for_where_any_of_the_evaluations_reads_it(specs, aske
 
 @pytest.mark.parametrize(("spec", "model", "given", "asked"), [
     (HUB, ".", {}, 1), (LOSS, ".", {}, 0), (LOSS, "owner/name", {}, 1), (HUB, "owner/name", {}, 1),
-    (HUB, ".", {"longbench": Path()}, 0), (HUB, "owner/name", {"longbench": Path()}, 1),
+    (HUB, ".", {"longbench": Path()}, 0), (HUB, "owner/name", {"longbench": Path()}, 1), (LOSS, ".", {"tokenizer": "a/b"}, 1),
+    (LOSS, ".", {"tokenizer": "./."}, 0), (LOSS, ".", {"tokenizer": "gpt2-json:a/b"}, 0), (LOSS, ".", {"tokenizer": "gpt2"}, 0),
 ])  # fmt: skip
-def test_the_hub_is_looked_for_where_data_or_the_model_are_there(spec, model, given, asked, monkeypatch):
+def test_the_hub_is_looked_for_where_data_model_or_tokeniser_are_there(spec, model, given, asked, monkeypatch):
     looked = []
     stop = lambda *arguments: (_ for _ in ()).throw(ValueError("far enough"))  # noqa: E731
     monkeypatch.setattr("eval.__main__.go_offline_if_unreachable", lambda: looked.append(1))

@@ -120,6 +120,27 @@ def test_a_model_without_probabilities_has_no_scores(task, corpus, bind, in_memo
         measure.evaluate(loaded, spec, Context(sources=Sources(include_path=tasks)))
 
 
+def test_a_task_with_several_filters_has_a_row_for_each(corpus, bind, in_memory, tasks, monkeypatch):
+    """GSM8K has them: the same answers, read strictly and not."""
+    asked = (tasks / "pick.yaml").read_text().replace("task: pick", "task: ask").partition("doc_to_choice")[0]
+    asked = asked.replace("multiple_choice", "generate_until")
+    filters = "".join(
+        f"  - {{name: {name}, filter: [{{function: regex, regex_pattern: '{pattern}'}}, {{function: take_first}}]}}\n"
+        for name, pattern in (("strict", "= ([0-9])"), ("flexible", "([0-9])"))
+    )
+    kept = f"doc_to_target: '{{{{answer}}}}'\nfilter_list:\n{filters}metric_list:\n  - metric: exact_match\n"
+    (tasks / "ask.yaml").write_text(asked + kept)
+    said = iter([" = 0", " so 0", " none"])
+    monkeypatch.setattr(HarnessModel, "_generated", lambda self, request: next(said))
+    spec = bind(Spec(tasks=("ask",)), include_path=tasks)
+    rows = measure.evaluate(
+        in_memory(Uniform(), TextCodec(corpus.tokenizer)), spec, Context(sources=Sources(include_path=tasks))
+    )
+    assert [*zip(rows["metric"], rows["value"].round(2), rows["stderr"].round(2), strict=True)] == [
+        ("exact_match,strict", 33.33, 33.33), ("exact_match,flexible", 66.67, 33.33)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("changes", [
     ("{folder}/pick.jsonl", "{folder}/../other.jsonl"), ("{folder}/pick.jsonl", "file://{outside}"),
     ("data_files:\n    test: {folder}/pick.jsonl", "data_dir: {outside}"), ("dataset_path: json", "dataset_path: {outside}"),

@@ -138,6 +138,8 @@ def test_an_adopted_model_reads_a_corpus_by_its_own_tokeniser(make_run, corpus):
         path.unlink()
     manifest.seal(adopted.export, run_id=adopted.run_id)
     loaded().check_token_ids(corpus)
+    with pytest.raises(ValueError, match=r"was adopted without a tokeniser: put its files beside .* and adopt that again"):
+        _ = loaded().tokenizer
 
 
 def test_a_model_folder_is_read_against_its_own_manifest(make_run, corpus, tmp_path, capsys):
@@ -254,3 +256,14 @@ def test_summaries_say_the_scale(make_run, corpus, capsys):
 def test_a_tokeniser_that_is_nowhere(name):
     with pytest.raises(ValueError, match=f"tokenizer '{name}' is neither a folder nor a hub name"):
         load_tokenizer(name)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox"])
+@pytest.mark.parametrize("about", [{}, {"tokenizer_class": "GPT2Tokenizer"}, {"tokenizer_class": "LlamaTokenizer"}])
+def test_a_folder_without_a_vocabulary_has_no_tokeniser(kind, about, tmp_path):
+    """The one that transformers makes of the model's kind gives every text no ids, and prompts would be BOS alone."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    if about:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"has no usable tokeniser \(.*; name one with --tokenizer"):
+        load_tokenizer(str(tmp_path))

@@ -264,6 +264,11 @@ def test_learned_positions_are_a_limit(name, limit, tokens, refused):
     within = nn.ModuleDict({"composed": nn.ModuleDict({"tokens": nn.Embedding(9, 2)})})
     within.config = SimpleNamespace(max_position_embeddings=4)
     check_positions(within, 99, "do this")
+    within["composed"].register_buffer("inv_freq", torch.ones(2))
+    check_positions(within, 99, "do this")
+    within["composed"].register_buffer("embed_positions", torch.ones(4, 2), persistent=False)  # of GPT-J
+    with pytest.raises(ValueError, match=r"99 tokens are more than the 4 positions .*; do this"):
+        check_positions(within, 99, "do this")
 
 
 class Words:

@@ -64,8 +64,10 @@ SAID = {
         ["  trec: 50.00 of 100", "  hotpotqa: 15.00 of 100", "  mean of tasks: 32.50 of 100"],
     ),
     "lm_eval": (
-        {"task": ["a", "b"], "metric": ["word_perplexity", "acc"], "value": [12.345, 50.0], "stderr": [math.nan, 1.25]},
-        ["  a word_perplexity: 12.35 +- nan (1 is perfect)", "  b acc: 50.00 +- 1.25 of 100"],
+        {"task": [*"abbc"], "metric": ["word_perplexity", "acc", "exact_match,strict", "bits_per_byte"],
+         "value": [12.345, 50.0, 60.0, 1.5], "stderr": [math.nan, 1.25, 2.0, math.nan]},
+        ["  a word_perplexity: 12.35 +- nan (1 is perfect)", "  b acc: 50.00 +- 1.25 of 100",
+         "  b exact_match,strict: 60.00 +- 2.00 of 100", "  c bits_per_byte: 1.50 +- nan"],
     ),
     "gate_maps": (
         {"quantity": ["half_life_tokens", "median_F", "pruned_share"] * 3 + ["F"], "row": [-1] * 9 + [0],

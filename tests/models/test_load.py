@@ -98,6 +98,14 @@ def test_an_unexpected_tensor_is_named(folder):
     assert "tensors unexpected: model.layers.0.attn.extra.weight" in refusal(folder)
 
 
+@pytest.mark.parametrize("kind", ["gpt2"], indirect=True)
+def test_masks_of_old_checkpoints_are_no_weights(folder):
+    """GPT-Neo's and GPT-J's hold them, too."""
+    names = ("h.0.attn.bias", "h.0.attn.masked_bias", "h.1.attn.attention.bias", "h.1.attn.attention.masked_bias")
+    edit(folder, lambda weights: weights.update({f"transformer.{name}": torch.ones(1, 1, 4, 4) for name in names}))
+    load_model(folder)
+
+
 @pytest.mark.parametrize("kind", sorted(FOLDERS.keys() - {"phi"}), indirect=True)  # phi's head has one
 def test_a_head_with_a_bias_is_not_taken_for_one_without(folder):
     edit(folder, lambda weights: weights.update({"lm_head.bias": torch.zeros(97)}))
