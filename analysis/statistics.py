@@ -188,7 +188,7 @@ def _seeds(by_source: Mapping[object, np.ndarray], noises: Mapping[object, Noise
     pools: dict[object, list[Part]] = defaultdict(list)
     for source, values_S in by_source.items():
         noise, count = noises[source], len(values_S)
-        if noise is not None:
+        if noise is not None and np.isfinite(noise.df):
             pools[noise.where or (source,)].append(Part("seeds", noise.variance / count, noise.df, count))
     return [
         Part("seeds", sum(each.variance for each in pool), min(each.df for each in pool), min(each.count for each in pool))
