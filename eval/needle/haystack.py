@@ -32,7 +32,7 @@ def haystack_texts(name: str | None, context: Context) -> Iterator[str]:
 def folder_text(path: Path, *, in_order: bool = True) -> str:
     """Join the texts of a folder (or one file), sorted by name or in the order the directory lists them."""
     files = TextSource(str(path)).files
-    if not in_order:
+    if not in_order and path.is_dir():
         files = [file for file in map(Path, os.scandir(path)) if file in files]
     return "".join(text for file in files for text in read_documents(file))
 

@@ -136,6 +136,7 @@ def test_haystack_order_repetition_and_samples(codecs, corpus, bind, tmp_path):
 
     listed = [entry.name for entry in os.scandir(tmp_path) if entry.name.endswith(".txt")]
     assert folder_text(tmp_path, in_order=False) == "".join({"a.txt": "First. ", "b.txt": "Second. "}[n] for n in listed)
+    assert folder_text(tmp_path / "a.txt", in_order=False) == "First. "
     codec = codecs["plain"]
     once = codec.encode("First. Second. ")
     assert haystack_ids(codec, iter(["First. Second. "]), 3 * len(once) - 1) == once * 3
