@@ -22,7 +22,7 @@ from eval.lm_eval.task_files import HARNESS_VERSION, answer_options, load_tasks,
 from eval.lm_eval.tasks import TABLE
 from eval.shell.batching import Row, Scored, at_ends, check_positions, in_batches, score
 from eval.shell.context import Context
-from eval.shell.generation import generate
+from eval.shell.generation import end_ids, generate
 from eval.shell.loading import Loaded
 from eval.shell.stand_ins import StandIns, fingerprint_in
 from eval.shell.text import TextCodec
@@ -140,7 +140,8 @@ class HarnessModel(TemplateLM):
             return any(stop in self.codec.decode(ids) for stop in stops)
 
         ids = self.tok_encode(prompt)[-(self.max_length - limit) :]
-        (new,) = generate(self.model, [ids], self._compute, max_new_tokens=limit, stop_ids=(self.eot_token_id,), stop=done)
+        ends = end_ids(self.model, self.eot_token_id)
+        (new,) = generate(self.model, [ids], self._compute, max_new_tokens=limit, stop_ids=ends, stop=done)
         text = self.codec.decode(new)
         for stop in stops:
             text = text.split(stop)[0]

@@ -135,12 +135,19 @@ def answered(
 ) -> dict[str, dict[str, Any]]:
     """Return `recorded` of the greedy answer to each prompt, {"prediction": text} by its key."""
     codec, compute = loaded.tokenizer, context.compute(precision)
-    run = greedy(loaded.model, compute, max_new_tokens, () if codec.eos_id is None else (codec.eos_id,))
+    run = greedy(loaded.model, compute, max_new_tokens, end_ids(loaded.model, codec.eos_id))
 
     def answer(keys: list[str]) -> list[dict[str, Any]]:
         return [{"prediction": codec.decode(new_ids)} for new_ids in run([prompts[key] for key in keys])]
 
     return recorded(what, {key: len(ids) + max_new_tokens for key, ids in prompts.items()}, context, compute, answer)
+
+
+def end_ids(model: PreTrainedModel, eos_id: int | None) -> frozenset[int]:
+    """Return the tokens that end an answer: the tokeniser's, if it has one, and those that the checkpoint names for generation.
+    Models of dialogues have several."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return frozenset({eos_id, *(named if isinstance(named, list) else [named])} - {None})
 
 
 def _until_stop(ids: list[int], stop_ids: Collection[int], stop: Stop | None) -> list[int]:

@@ -203,17 +203,20 @@ def test_prompts_fit_into_positions_and_a_models_settings_come_back():
         generate(model, [[1], []], CPU, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("eos", [9, None])
-def test_an_answer_ends_with_the_tokenisers_end(eos, monkeypatch):
-    asked = []
+@pytest.mark.parametrize(
+    ("eos", "named", "ends"), [(9, None, {9}), (None, None, set()), (9, 9, {9}), (None, 8, {8}), (9, [9, 7, 8], {7, 8, 9})]
+)
+def test_an_answer_ends_with_the_tokenisers_end_or_the_checkpoints(eos, named, ends, monkeypatch):
+    """Models of dialogues end what they say with other tokens than texts."""
+    model, asked = SimpleNamespace(generation_config=GenerationConfig(eos_token_id=named)), []
     run = lambda *given: asked.append(given) or (lambda prompts: [prompt * 2 for prompt in prompts])  # noqa: E731
     monkeypatch.setattr(generation, "greedy", run)
     monkeypatch.setattr(generation, "recorded", lambda what, sizes, context, compute, answer: answer(list(sizes)))
-    loaded = SimpleNamespace(tokenizer=SimpleNamespace(eos_id=eos, decode=str), model="model")
+    loaded = SimpleNamespace(tokenizer=SimpleNamespace(eos_id=eos, decode=str), model=model)
     context = SimpleNamespace(compute=lambda precision: Compute("cpu", precision))
     found = generation.answered("what", {"a": [1], "b": [2]}, loaded, context, "bf16", 7)
     assert found == [{"prediction": "[1, 1]"}, {"prediction": "[2, 2]"}]
-    assert asked == [("model", Compute("cpu", "bf16"), 7, () if eos is None else (9,))]
+    assert asked == [(model, Compute("cpu", "bf16"), 7, ends)]
 
 
 def test_an_answer_counts_its_prompt_and_all_that_it_may_be(monkeypatch):

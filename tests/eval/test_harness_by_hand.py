@@ -89,7 +89,7 @@ def test_answers_are_generated_up_to_a_stop(eos, monkeypatch):
     harness = Harness(monkeypatch, eos)
     assert harness.lm.eot_token_id == (eos or 1) and harness.lm.prefix_token_id == 1 and harness.lm.max_length == 8
     assert harness.generated("prompt", max_gen_toks=3, until="\n") == "a.b"
-    assert harness.asked[-1] == ([[ord(sign) for sign in "rompt"]], dict(max_new_tokens=3, stop_ids=(eos or 1,)), ["a\n"])
+    assert harness.asked[-1] == ([[ord(sign) for sign in "rompt"]], dict(max_new_tokens=3, stop_ids={eos or 1}), ["a\n"])
     assert harness.generated("pro", max_gen_toks=3, until=["", "\n", "."]) == "a"
     assert harness.asked[-1][0] == [[1, *map(ord, "pro")]] and harness.asked[-1][2] == ["a.", "a\n"]
     assert harness.generated("pro", max_gen_toks=3, until="bc") == "a.b\nc", "one string, no two signs"
