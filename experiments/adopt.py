@@ -27,6 +27,8 @@ SWITCHES = (
     *("window_size", "use_rope", "decay_time_min", "decay_time_max", "stick_remainder"),
 )
 """Fields that tell one recipe from another."""
+PADDING = 1024
+"""Vocabularies are padded to a multiple of less than this."""
 
 
 def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | None:
@@ -54,8 +56,9 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
 
 def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, runs_dir: Path) -> RunFolder:
     """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, files
-    that are not those of its manifest, weights that do not fit, a model that is not the recipe's, another one was adopted, or
-    a tokeniser that is not that of the corpus, as far as this is `prepared` in a folder."""
+    that are not those of its manifest, weights that do not fit, a model that is not the recipe's, a vocabulary of another
+    size than the corpus's, another one was adopted, or a tokeniser that is not that of the corpus, as far as this is `prepared` in
+    a folder."""
     from models.build import load_model, spec_of
 
     if not folder.is_dir():
@@ -66,6 +69,9 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, r
     plain, found = recipe.run_spec(data), spec_of(load_model(folder))
     if said := apart(found, plain.model):
         raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name what it is with --as and --scale.")
+    if not data.vocab_size <= found.vocab_size < data.vocab_size + PADDING:
+        sizes = f"{folder} has a vocabulary of {found.vocab_size}, {data.tokenizer} one of {data.vocab_size}"
+        raise ValueError(f"{sizes}: name the tokeniser that it was trained with by --tokenizer.")
     if data.tokenizer.startswith("bpe-"):  # its name and size are those of any other text's
         if not tokenizer_files(folder):
             unknown = f"{folder} has no tokeniser to check against the corpus ({data.tokenizer})"

@@ -155,6 +155,19 @@ def test_a_checkpoint_comes_with_the_tokeniser_of_its_corpus(folders, texts, tmp
     assert main(command) == 0
 
 
+@pytest.mark.parametrize(("size", "refused"), [(256, True), (257, False), (1280, False), (1281, True)])
+def test_a_checkpoint_is_as_large_as_the_tokeniser_or_padded(size, refused, folders, texts, tmp_path, capsys):
+    where = ["--data", f"text:{texts}", "--tokenizer", "bytes", *folders[: folders.index("--results-dir")]]
+    build_model(model_spec("fox_llama", SCALES["tiny"], size)).save_pretrained(tmp_path / "published")
+    command = ["adopt", str(tmp_path / "published"), "--as", "fox_llama", *where]
+    capsys.readouterr()
+    if refused:
+        assert f"published has a vocabulary of {size}, bytes one of 257: name the tokeniser" in mistake(capsys, command)
+        assert not Path(folders[1]).exists()
+    else:
+        assert main(command) == 0
+
+
 def test_an_empty_folder_of_texts(folders, tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     assert str(tmp_path / "texts") in mistake(capsys, ["plan", FIG2, "--data", f"text:{tmp_path / 'texts'}", *folders])
