@@ -57,8 +57,8 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
 def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, runs_dir: Path) -> RunFolder:
     """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, files
     that are not those of its manifest, weights that do not fit, a model that is not the recipe's, a vocabulary of another
-    size than the corpus's, another one was adopted, or a tokeniser that is not that of the corpus, as far as this is `prepared` in
-    a folder."""
+    size than the corpus's, another one was adopted, or a tokeniser that is not that of the corpus, as far as this is `prepared`
+    in a folder."""
     from models.build import load_model, spec_of
 
     if not folder.is_dir():
