@@ -2,8 +2,10 @@
 log-probabilities of given continuations in such a batch: right-padded, logits of the last positions only."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,7 @@ Row = tuple[list[int], int]
 """Token ids, and how many of the last are looked at."""
 Scored = tuple[float, bool]
 Record = dict[str, Any]
+_extrapolating: WeakSet[nn.Module] = WeakSet()
 
 
 def in_batches(
@@ -94,13 +97,19 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 def check_positions(model: nn.Module, num_tokens: int, remedy: str) -> None:
     """Raise ValueError if the model has learned fewer positions, or a table of fewer (GPT-J, CodeGen); beyond them lies other
-    memory, or an abort."""
+    memory, or an abort. A model of others whose config.json names fewer, but whose positions go on, is said to extrapolate."""
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     tables = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
     tables += [name for name, _ in model.named_buffers()]
     bounded = any("pos" in name.rpartition(".")[2] or name.endswith("wpe") for name in tables)
-    if bounded and limit is not None and num_tokens > limit:
+    if limit is None or num_tokens <= limit:
+        return
+    if bounded:
         raise ValueError(f"{num_tokens} tokens are more than the {limit} positions that the model has learned; {remedy}")
+    if model not in _extrapolating:
+        _extrapolating.add(model)
+        named = f"{num_tokens} tokens are more than the {limit} of the model's config.json (max_position_embeddings)"
+        print(f"{named}, beyond which it extrapolates; to stay within, {remedy}", file=sys.stderr)
 
 
 def recorded_ends(

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import socket
 import sys
 import weakref
@@ -252,7 +253,7 @@ def test_scores_of_ends():
     ("wpe", 4, 5, True), ("wpe", 4, 4, False), ("position_embeddings", 4, 5, True), ("tokens", 4, 5, False),
     ("wpe", None, 5, False),
 ])  # fmt: skip
-def test_learned_positions_are_a_limit(name, limit, tokens, refused):
+def test_learned_positions_are_a_limit(name, limit, tokens, refused, capsys):
     model = nn.ModuleDict({name: nn.Embedding(9, 2)})
     model.config = SimpleNamespace(max_position_embeddings=limit)
     if refused:
@@ -261,11 +262,17 @@ def test_learned_positions_are_a_limit(name, limit, tokens, refused):
     else:
         check_positions(model, tokens, "do this")
     check_positions(nn.Embedding(9, 2), 99, "do this")
+    capsys.readouterr()
     within = nn.ModuleDict({"composed": nn.ModuleDict({"tokens": nn.Embedding(9, 2)})})
     within.config = SimpleNamespace(max_position_embeddings=4)
+    check_positions(within, 4, "do this")
+    assert capsys.readouterr().err == ""
     check_positions(within, 99, "do this")
     within["composed"].register_buffer("inv_freq", torch.ones(2))
     check_positions(within, 99, "do this")
+    assert re.findall(r"99 tokens are more than the 4 of .* extrapolates; to stay within, do this\n", capsys.readouterr().err)
+    check_positions(within, 98, "do this")
+    assert capsys.readouterr().err == "", "once a model"
     within["composed"].register_buffer("embed_positions", torch.ones(4, 2), persistent=False)  # of GPT-J
     with pytest.raises(ValueError, match=r"99 tokens are more than the 4 positions .*; do this"):
         check_positions(within, 99, "do this")
