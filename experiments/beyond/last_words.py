@@ -57,18 +57,24 @@ def compare(column: str, *parts: tuple[float, Words]) -> Estimate:
 
 
 def last_words(study: Study) -> dict[str, Words]:
-    """Return the rows by model, in the paper's order. ValueError: nothing is stored, or models were asked for other words."""
+    """Return the rows by model, in the paper's order. ValueError: see `by_line`."""
+    return {words.model: words for words in by_line(study)}
+
+
+def by_line(study: Study) -> list[Words]:
+    """Return the rows by line, in the paper's order of models. ValueError: nothing is stored, or lines were asked for different
+    words."""
     groups = study.by_series(KIND, "last words")
     if len({tuple(rows["document"]) for group in groups for _, rows, _ in group}) > 1:
         raise ValueError(f"{study.stem}: models or seeds were asked for other words; evaluate all alike")
     columns = [f"{name}{end}" for name in ("right", "logp") for end in GIVEN.values()]
-    found = {}
+    found = []
     for group in sorted(groups, key=lambda group: rank(group[0][0].model)):
         line, rows, meta = group[0]
         values_SI = {name: np.stack([own[name] for _, own, _ in group]) for name in columns}
         documents_I = rows["document"].to_numpy()
         whole = study.measured(line, meta, int(documents_I.max()) + 1)
-        found[line.model] = Words(**whole, values_SI=values_SI, documents_I=documents_I)
+        found.append(Words(**whole, values_SI=values_SI, documents_I=documents_I))
     return found
 
 

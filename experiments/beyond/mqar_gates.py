@@ -14,7 +14,7 @@ from analysis.style import Files
 from analysis.tables import Table
 from experiments.beyond import mqar
 from experiments.evaluations import key_recall as evals  # noqa: F401
-from experiments.recipes import recipes
+from experiments.recipes import Changes, recipes
 from experiments.scales import sizes_at
 from experiments.stick_breaking import stick_recall
 
@@ -27,17 +27,23 @@ STARTS = {
 AXES = stick_recall.AXES | {"start": tuple(STARTS)}
 
 
+def starts_for(seq_len: int) -> dict[str, Changes]:
+    """Return what the starts but the paper's change in a model's spec, by name, for sequences of this length."""
+    length = float(seq_len)
+    return {
+        name: dict(decay_time_min=shortest, decay_time_max=length) for name, shortest in (("spread", 2.0), ("long", length))
+    }
+
+
 def runs(scale, seeds):
     grid = sizes_at(scale, stick_recall.SIZES, stick_recall.__name__)
     for num_keys in sizes_at(scale, mqar.SIZES, mqar.__name__):
         task = mqar.task_of(num_keys, grid)
-        length = float(task.seq_len)
         for how in grid.trainings(task):
             yield from recipes(scale, ("transformer_pro", "fox_pro"), seeds, model=grid.attention(), **how)
-            for start, shortest in (("spread", 2.0), ("long", length)):
+            for start, changes in starts_for(task.seq_len).items():
                 own = dict(axes=how["axes"] | dict(start=start), label=f"{how['label']}, {STARTS[start]}")
-                model = grid.attention() | dict(decay_time_min=shortest, decay_time_max=length)
-                yield from recipes(scale, "fox_pro", seeds, model=model, **how | own)
+                yield from recipes(scale, "fox_pro", seeds, model=grid.attention() | changes, **how | own)
 
 
 def answers(study: Study) -> pd.DataFrame:
