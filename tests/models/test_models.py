@@ -320,7 +320,7 @@ def linears(model) -> dict[str, torch.nn.Linear]:
 def test_adapters_and_hooks_are_heeded(model, key, tokens):
     """On every linear map, in logits and losses; an output projection that fla does not call refuses both."""
     merged, called = deepcopy(model), set[str]()
-    refused = pytest.raises(ValueError, match=r"o_proj of layer 0, a .*: fla takes no more of it than its weight")
+    refused = pytest.raises(ValueError, match=r"o_proj of layer 0, a .*: fla uses only its weight")
     fused = {f"{name}.o_proj" for name, module in model.named_modules() if isinstance(module, FusedOutput)}
     assert bool(fused) or key != "hgrn2"
     if fused:
