@@ -1,5 +1,5 @@
-"""The short convolution in front of a state-space recurrence (Mamba-2, arXiv 2405.21060, section 7.1): depth-wise, causal, with
-SiLU behind it. Whole sequences on a GPU take kernels of our own, one pass over memory each way; others take fla's operator."""
+"""The short convolution before a state-space recurrence (Mamba-2, arXiv 2405.21060, section 7.1): depth-wise, causal, followed
+by SiLU. Whole sequences on a GPU use our own kernels, one pass over memory in each direction; others use fla's operator."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
@@ -12,16 +12,16 @@ install()
 from fla.modules.causal_conv1d import ops  # noqa: E402  (fla after the CPU versions are in place)
 
 WIDTH = 4
-"""The taps of the kernels: those of every published Mamba. Other widths go to fla."""
+"""Number of taps that our kernels support: that of every published Mamba. Other widths use fla's operator."""
 
 
 def causal_conv_silu(
     x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, state_BDW: Tensor | None = None, *, keep_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute y_t = SiLU(bias + sum over w of weight_w x_{t - W + 1 + w}) for each channel, in x's dtype, contiguous, and the
-    state of the last W inputs, if it is to be kept.
+    """Return y_t = SiLU(bias + sum over w of weight_w x_{t - W + 1 + w}) for each channel, in x's dtype, contiguous, and with
+    `keep_state` the last W inputs as the new state.
 
-    Before the first token of x there are zeros, or what the state given holds; the last tap is that of the token itself."""
+    Inputs before the first token come from the given state, or are zero; the last tap is that of the current token."""
     D = x_BTD.shape[-1]
     if x_BTD.dim() != 3 or weight_DW.dim() != 2 or weight_DW.shape[0] != D or (bias_D is not None and bias_D.shape != (D,)):
         x, weight, bias = (None if y is None else tuple(y.shape) for y in (x_BTD, weight_DW, bias_D))

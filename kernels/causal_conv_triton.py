@@ -1,9 +1,9 @@
-"""Triton kernels of `causal_conv`: a program walks along some tokens of a few channels, four at a time, and keeps the last
-three in registers, so that every number is read once.
+"""Triton kernels of `causal_conv`: a program loops over a block of tokens of some channels, four tokens per step, and keeps the
+previous three in registers, so that each input is loaded once.
 
-In the backward pass the gradients of the next three tokens are wanted, too: a program walks four tokens past its own.
+The backward pass also needs the gradients of the next three tokens: a program loops four tokens past its own block.
 
-Legend: C channels of a program; a, b, c, d the four tokens at hand, 1, 2, 3 those before a, counted back."""
+Legend: C channels of a program; a, b, c, d the four tokens of a step, 1, 2, 3 the tokens before a, counted backwards."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.custom_op import differentiable
 
-TOKENS, CHANNELS, WARPS = 64, 128, 1  # tokens a multiple of 4
+TOKENS, CHANNELS, WARPS = 64, 128, 1  # TOKENS must be a multiple of 4
 
 
 @triton.jit
@@ -89,8 +89,8 @@ def _conv_backward_kernel(
     x_ptr, weight_ptr, bias_ptr, dy_ptr, dx_ptr, sums_ptr, stride_b, stride_t, T, D,
     TOKENS: tl.constexpr, CHANNELS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Write dx, and this program's sums (5, D) for the four taps, the oldest first, and the bias. da to dd are the gradients
-    of what goes into SiLU."""
+    """Write dx, and this program's partial sums (5, D) of the gradients of the four taps, oldest first, and of the bias. da to
+    dd are the gradients of SiLU's inputs."""
     batch = tl.program_id(2).to(tl.int64)
     c_C = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside_C = c_C < D

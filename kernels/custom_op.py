@@ -1,4 +1,4 @@
-"""Custom operators, through which torch.compile does not look, with a gradient that is one too."""
+"""Custom operators that are opaque to torch.compile, and whose gradients are custom operators too."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ def _like_first(x: Tensor, *others: Any) -> Tensor:
 
 
 def differentiable(name: str, forward: Callable, backward: Callable, count: int, like: Callable = _like_first) -> Any:
-    """Register forward(*inputs) -> Tensor, and as its gradient backward(dy, *inputs) -> list of tensors, as operators.
+    """Register forward(*inputs) -> Tensor as an operator, and backward(dy, *inputs) -> list of tensors as its gradient.
 
     Args:
-        name: of the operator, in the namespace `kernels`; the gradient's ends in `_backward`.
-        backward: gives the gradients of the first `count` inputs, without those that are None.
-        like: (*inputs) -> an empty tensor like the output; by default like the first input."""
+        name: the operator's name in the namespace `kernels`; the gradient operator's name ends in `_backward`.
+        backward: returns the gradients of the first `count` inputs, leaving out inputs that are None.
+        like: (*inputs) -> an empty tensor shaped like the output; defaults to the shape of the first input."""
     operator = torch.library.custom_op(f"kernels::{name}", forward, mutates_args=())
     gradient = torch.library.custom_op(f"kernels::{name}_backward", backward, mutates_args=())
     operator.register_fake(like)

@@ -1,7 +1,8 @@
-"""The small operations around attention, each as one pass over memory on a GPU: key/value shift with the per-head RMSNorm that
+"""The small operations around attention, each one pass over memory on a GPU: key/value shift with the per-head RMSNorm that
 follows it, and the output norm with its gate (section 3.3 of the paper's Pro block).
 
-On a CPU, and wherever Triton has no place, they are the plain PyTorch below, which is also what the kernels are tested against.
+On a CPU, in float64 and for head dimensions that are no power of two they run the plain PyTorch below, against which the
+kernels are tested.
 All arithmetic is in float32, or in float64 if the tensors are; only inputs and outputs have the tensors' dtype."""
 
 import torch
@@ -20,8 +21,8 @@ def shift_and_norm(
     """Mix in the previous token, then normalise each head: RMSNorm(a_t x_{t-1} + (1 - a_t) x_t) * weight with a =
     sigmoid(alpha_logit), in x's dtype, contiguous.
 
-    alpha_logit None leaves out the shift, weight None the norm; weight is (D,), shared by the heads, (H, D) or (H * D,).
-    `before` is the token before the first (decoding), without gradient; zero if None."""
+    alpha_logit None disables the shift, weight None the norm; weight is (D,), shared by the heads, (H, D) or (H * D,).
+    `before` is the token before the first one (in decoding), which gets no gradient; None means zeros."""
     _check(x_BTHD, "x_BTHD", weight)
     if alpha_logit_BTH is not None and alpha_logit_BTH.shape != x_BTHD.shape[:3]:
         raise ValueError(f"alpha_logit_BTH has shape {tuple(alpha_logit_BTH.shape)}; must be {tuple(x_BTHD.shape[:3])}.")
@@ -46,7 +47,7 @@ def shift_and_norm(
 
 def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Apply a per-head RMSNorm to attention's output, then the output gate: RMSNorm(o) * weight * sigmoid(gate), in o's dtype,
-    contiguous. None leaves out the gate; weight is (D,), shared by the heads, (H, D) or (H * D,)."""
+    contiguous. gate None disables the gate; weight is (D,), shared by the heads, (H, D) or (H * D,)."""
     _check(o_BTHD, "o_BTHD", weight)
     if gate_BTHD is not None and gate_BTHD.shape != o_BTHD.shape:
         raise ValueError(f"gate_BTHD has shape {tuple(gate_BTHD.shape)}; it must be o's, {tuple(o_BTHD.shape)}.")
@@ -62,7 +63,7 @@ def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, 
 
 
 def norm_of_gated(y_BTd: Tensor, z_BTd: Tensor, weight_d: Tensor, *, eps: float = 1e-5) -> Tensor:
-    """Apply Mamba-2's output norm over all channels, behind its gate: RMSNorm(y * SiLU(z)) * weight (arXiv 2405.21060, section
+    """Apply Mamba-2's output norm over all channels, after its gate: RMSNorm(y * SiLU(z)) * weight (arXiv 2405.21060, section
     7.1), in y's dtype, contiguous."""
     d = y_BTd.shape[-1]
     if y_BTd.dim() != 3 or z_BTd.shape != y_BTd.shape or weight_d.shape != (d,):

@@ -1,5 +1,5 @@
-"""Triton kernels of `fused_norms`: a program takes BLOCK tokens of one head; backward recomputes, and sums the weight's
-gradient per program. Up to values of 1e18 nothing leaves float32: the largest numbers are sums of D squares.
+"""Triton kernels of `fused_norms`: a program takes BLOCK tokens of one head; backward recomputes the forward, and writes one
+partial weight gradient per program. Inputs of up to 1e18 do not overflow float32: the largest values are sums of D squares.
 
 Legend: R tokens of a program, D head dimension."""
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from kernels.custom_op import differentiable
 
 BLOCK, WARPS = 16, 2
-WIDE_FORWARD = 4, 8  # of norms over all channels: tokens of a program, and its warps
-WIDE_BACKWARD = 16, 256  # likewise, but channels of a warp: with 3,072 channels 16 warps are fastest, with 1,024 4
-# Grids are (heads, blocks of tokens, batch): programs that run side by side then read neighbouring memory.
+WIDE_FORWARD = 4, 8  # norms over all channels: tokens and warps of a program
+WIDE_BACKWARD = 16, 256  # tokens of a program, channels of a warp: 16 warps are fastest with 3,072 channels, 4 with 1,024
+# Grids are (heads, blocks of tokens, batch), so that programs that run concurrently read adjacent memory.
 
 
 @triton.jit
 def _mixed(
     x_ptr, alpha_ptr, before_ptr, t_R, inside_R, d, T, stride_t, alpha_stride_t, SHIFT: tl.constexpr, BEFORE: tl.constexpr
 ):  # fmt: skip
-    """Load tokens after the shift, the tokens themselves, those before them, and alpha, in float32."""
+    """Return the shifted tokens, the tokens themselves, the previous tokens, and alpha, in float32."""
     x_RD = tl.load(x_ptr + t_R.to(tl.int64)[:, None] * stride_t + d[None, :], mask=inside_R[:, None], other=0.0)
     x_RD = x_RD.to(tl.float32)
     if not SHIFT:
@@ -38,7 +38,7 @@ def _mixed(
 
 @triton.jit
 def _norm_backward(dy_RD, m_RD, w_D, eps, D: tl.constexpr):
-    """Compute the gradient of the norm's input, and its input scaled to unit size."""
+    """Compute the gradient of the norm's input, and that input scaled to unit root mean square."""
     scale_R = tl.rsqrt(tl.sum(m_RD * m_RD, 1) / D + eps)
     unit_RD = m_RD * scale_R[:, None]
     g_RD = dy_RD * w_D[None, :]
@@ -73,7 +73,7 @@ def _shift_backward_kernel(
     stride_b, stride_t, stride_h, alpha_b, alpha_t, alpha_h, w_h, T, H, eps,
     BLOCK: tl.constexpr, D: tl.constexpr, SHIFT: tl.constexpr, NORM: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    """A token's gradient comes from its own row and, through the shift, from the next one: that row is computed twice."""
+    """Write all gradients. A token's comes from its own row and, through the shift, from the next, which is computed twice."""
     head, batch = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     row = batch * H + head
     t_R = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -142,7 +142,7 @@ def _gated_norm_kernel(
 
 @triton.jit(do_not_specialize=["T", "N"])
 def _norm_of_gated_kernel(y_ptr, z_ptr, w_ptr, out_ptr, z_b, z_t, T, N, d, eps, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A program takes ROWS tokens, one after another. All but z are contiguous."""
+    """Process ROWS tokens, one after another. All tensors but z are contiguous."""
     c = tl.arange(0, BLOCK_D)
     inside = c < d
     w = tl.load(w_ptr + c, mask=inside, other=0.0).to(tl.float32)
@@ -167,7 +167,7 @@ def _gated_row(y_ptr, z_ptr, dout_ptr, row, z_b, z_t, T, d, c, mask):
 def _norm_of_gated_backward_kernel(
     y_ptr, z_ptr, w_ptr, dout_ptr, dy_ptr, dz_ptr, dw_ptr, z_b, z_t, T, N, d, eps, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A program takes ROWS tokens, loads the next while it computes, and writes their part of dw. All but z are contiguous."""
+    """Process ROWS tokens, loading the next while computing one, and write their part of dw. All but z are contiguous."""
     c = tl.arange(0, BLOCK_D)
     inside = c < d
     w = tl.load(w_ptr + c, mask=inside, other=0.0).to(tl.float32)
@@ -181,7 +181,7 @@ def _norm_of_gated_backward_kernel(
         sigmoid = tl.sigmoid(z)
         gated = y * z * sigmoid
         dunit = dout * w
-        squares, products = tl.split(tl.sum(tl.join(gated * gated, dunit * gated), 0))  # all warps wait once for both
+        squares, products = tl.split(tl.sum(tl.join(gated * gated, dunit * gated), 0))  # one reduction across warps for both
         scale = tl.rsqrt(squares / d + eps)
         unit = gated * scale
         dw += dout * unit
@@ -194,7 +194,7 @@ def _norm_of_gated_backward_kernel(
 
 
 def _weight_gradient(parts: Tensor, batch: int, weight: Tensor) -> Tensor:
-    """Add up programs' sums (B * H, programs, D) -> the weight's shape, (D,) or (H * D,)."""
+    """Add up the programs' partial sums (B * H, programs, D) into the weight's shape, (D,) or (H * D,)."""
     per_head = parts.view(batch, -1, *parts.shape[1:]).sum((0, 2))
     total = per_head.sum(0) if weight.numel() == per_head.shape[1] else per_head.flatten()
     return total.to(weight.dtype)

@@ -1,8 +1,8 @@
 """Import this before transformers, fla, datasets, accelerate or lm_eval: `kernels` at our root is not Hugging Face's package.
 
-Where that distribution is installed, transformers imports its names from the first `kernels` on sys.path, which is ours when
-Python runs from the repository root. The suite uses no kernel from the hub, so the question asked first is answered: no. So is
-that for scipy, which only losses of object detectors use: every import of a model would load it."""
+If Hugging Face's package is installed, transformers imports names from the first `kernels` on sys.path, which is ours when
+Python runs from the repository root. The suite uses no kernels from the hub, so transformers is told that the package is not
+available. The same goes for scipy, which only object detection losses use, but which every import of a model would load."""
 
 import importlib.util
 from typing import Any

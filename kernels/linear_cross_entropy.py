@@ -1,7 +1,7 @@
-"""Cross-entropy of a linear map's logits without ever holding all of them in fp32.
+"""Cross-entropy of a linear layer's logits without ever holding all of them in fp32.
 
-All is done in chunks of tokens. Logits are in the hidden states' dtype; softmax statistics and the sum of the weight's gradient
-are in fp32. For the backward pass up to 8 GiB of 16-bit logits are kept; others are computed again.
+Tokens are processed in chunks. Logits are in the hidden states' dtype; softmax statistics and the accumulated weight gradient
+are in fp32. Up to 8 GiB of 16-bit logits are kept for the backward pass; the others are recomputed.
 
 Suffixes: N tokens, d hidden size, V vocabulary."""
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from kernels.attention_shared.arguments import as_autocast
 from kernels.once_differentiable import once_differentiable
 
-# Logits held at a time, in numbers: large enough to fill a GPU, small enough for a CPU's cache.
+# Elements of the logits of a chunk: large enough to fill a GPU, small enough for a CPU's cache.
 _CHUNK_CUDA = 2**28
 _CHUNK_CPU = 2**21
-# 16-bit logits kept for the backward pass, in numbers: those of 85 thousand tokens with GPT-2's vocabulary.
+# Elements of 16-bit logits kept for the backward pass: those of 85 thousand tokens with GPT-2's vocabulary.
 _KEPT = 2**32
 _IGNORED = -100
 
 
 def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor) -> Tensor:
-    """Compute the cross-entropy (N,), nats in fp32, of logits hidden @ weight.T against targets, differentiable in both. A
-    target of -100, as in PyTorch, counts for nothing: its loss is 0."""
+    """Compute the cross-entropy (N,), in nats and fp32, of the logits hidden @ weight.T, differentiable in hidden and weight.
+    A target of -100 is ignored, as in PyTorch: its loss is 0."""
     (hidden_Nd,) = as_autocast(hidden_Nd)
     budget = (_CHUNK_CUDA if hidden_Nd.is_cuda else _CHUNK_CPU) // weight_Vd.shape[0]
     chunk = max(64, 1 << max(0, budget.bit_length() - 1))  # a power of two, so that most lengths give equal chunks
@@ -40,7 +40,7 @@ def linear_cross_entropy(hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The function in plain PyTorch, with the weight in hidden's dtype."""
+    """Implementation in plain PyTorch, with the weight in hidden's dtype."""
 
     @staticmethod
     def forward(ctx: Any, hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, chunk: int, keep: int) -> Tensor:

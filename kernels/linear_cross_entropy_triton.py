@@ -1,5 +1,5 @@
 """The elementwise half of the cross-entropy on a GPU: one kernel reads a row of logits for its loss and, while the row is still
-in the cache, writes the gradient over it. The matrix products stay cuBLAS's.
+in the cache, overwrites it with the gradient. The matrix products are left to cuBLAS.
 
 Suffixes: N tokens, d hidden size, V vocabulary, C columns of a block."""
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from kernels.once_differentiable import once_differentiable
 
-# As fast as the fastest of seven on an H200 with GPT-2's vocabulary; the slowest takes 18% longer.
+# As fast as the fastest of seven settings on an H200 with GPT-2's vocabulary; the slowest takes 18% longer.
 BLOCK, WARPS = 4096, 8
-# Tensor cores want aligned rows: GPT-2's 50257 columns otherwise take matrix products of a fifth of the speed.
+# Tensor cores need aligned rows: with GPT-2's 50257 columns, matrix products run at a fifth of the speed.
 ALIGNMENT = 128
 
 
@@ -23,12 +23,13 @@ ALIGNMENT = 128
 def _cross_entropy_kernel(
     logits_ptr, target_ptr, loss_ptr, stride, columns, vocab_size, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Take a row. `columns`, with the padding, bound the loads: a multiple of 16, unlike the vocabulary, lets them be wide."""
+    """Process one row. Loads are bounded by `columns`, which includes the padding: a multiple of 16, unlike the vocabulary
+    size, so that Triton can vectorise them."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * stride
     target = tl.load(target_ptr + row)
     lanes_C = tl.arange(0, BLOCK)
-    top = -1e38  # no infinity: where a block holds nothing but -inf, it is subtracted from itself
+    top = -1e38  # finite: in a block of nothing but -inf, -inf - -inf would be NaN
     sum_C = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, columns, BLOCK):
         column_C = start + lanes_C
@@ -42,7 +43,7 @@ def _cross_entropy_kernel(
     answer = tl.load(logits_ptr + target, mask=known, other=float("nan")).to(tl.float32)
     tl.store(loss_ptr + row, tl.log(total) - (answer - top))
     if GRADIENT:
-        tl.debug_barrier()  # every thread has read the answer before one writes over it
+        tl.debug_barrier()  # every thread reads the target's logit before any thread overwrites it
         scale = 1.0 / total
         for start in range(0, columns, BLOCK):
             column_C = start + lanes_C
@@ -54,8 +55,8 @@ def _cross_entropy_kernel(
 
 
 def cross_entropy_(logits_NV: Tensor, targets_N: Tensor, vocab_size: int, *, gradient: bool) -> Tensor:
-    """Compute losses (N,), fp32, of logits whose columns from `vocab_size` on are padding; NaN of a target outside. `gradient`:
-    write the losses' derivatives over the logits, softmax - one-hot, zero in the padding."""
+    """Return the losses (N,) in fp32, NaN for a target outside the vocabulary. Logits from column `vocab_size` on are padding.
+    `gradient`: overwrite the logits with the losses' derivatives, softmax - one-hot, zero in the padding."""
     loss_N = torch.empty(len(targets_N), dtype=torch.float32, device=logits_NV.device)
     _cross_entropy_kernel[(len(targets_N),)](
         logits_NV, targets_N, loss_N, logits_NV.stride(0), logits_NV.shape[1], vocab_size,
@@ -65,8 +66,8 @@ def cross_entropy_(logits_NV: Tensor, targets_N: Tensor, vocab_size: int, *, gra
 
 
 class FusedLinearCrossEntropy(torch.autograd.Function):
-    """The same as `linear_cross_entropy.LinearCrossEntropy`. What is kept for the backward pass are the logits' derivatives,
-    without the upstream gradient: that scales the rows of what they are multiplied with."""
+    """Counterpart of `linear_cross_entropy.LinearCrossEntropy`. It keeps the logits' derivatives for the backward pass, without
+    the upstream gradient, which instead scales the rows of dhidden, and of hidden in the product for the weight."""
 
     @staticmethod
     def forward(ctx: Any, hidden_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, chunk: int, keep: int) -> Tensor:
@@ -104,12 +105,12 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def _aligned(weight_Vd: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pad the weight in `dtype` with rows of zeros up to the alignment."""
+    """Return the weight in `dtype`, padded with zero rows to a multiple of ALIGNMENT."""
     return F.pad(weight_Vd.to(dtype), (0, 0, 0, -len(weight_Vd) % ALIGNMENT))
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add total += a @ b without rounding the product to a 16-bit dtype."""
+    """Compute total += a @ b without rounding the product to a 16-bit dtype."""
     if a.dtype == torch.float32:
         total.addmm_(a, b)
     else:

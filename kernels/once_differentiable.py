@@ -1,4 +1,4 @@
-"""Gradients that have none themselves."""
+"""A guard for gradients that cannot be differentiated again."""
 
 import functools
 from collections.abc import Callable
@@ -8,10 +8,10 @@ import torch
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse to make a graph of the gradients, for the backward pass of a `torch.autograd.Function`.
+    """Decorate the backward pass of a `torch.autograd.Function` so that it raises under create_graph=True.
 
-    PyTorch's decorator refuses only where that graph is used and the incoming gradient needs one itself. A sum's needs none: a
-    gradient penalty would be left out, or computed as if what forward kept did not depend on the inputs."""
+    PyTorch's decorator raises only if that graph is used and the incoming gradient requires grad, which that of a sum does not:
+    a gradient penalty would be dropped silently, or computed as if the saved tensors did not depend on the inputs."""
 
     @functools.wraps(backward)
     def wrapped(ctx: Any, *grads: Any) -> Any:

@@ -3,7 +3,7 @@ every channel and token a step size dt:
 
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t        y_t = C_t h_t + D x_t
 
-On a GPU `kernels.selective_scan_triton`, whose states never leave the registers; elsewhere PyTorch, in segments.
+On a GPU it runs in `kernels.selective_scan_triton`, whose states stay in registers; elsewhere in PyTorch, segment by segment.
 
 Suffixes: B batch, T tokens, C channels, N states per channel. The papers' B, C and D are called `into`, `out` and `skip`."""
 
@@ -17,15 +17,15 @@ from kernels.once_differentiable import once_differentiable
 from kernels.selective_scan_triton import backward, forward
 
 SEGMENT_NUMBERS = 2**25
-"""States h (B, T, C, N) that are in memory at a time on a CPU."""
+"""Elements of the states h (B, T, C, N) that are in memory at a time on a CPU."""
 
 
 @torch.compiler.disable
 def selective_scan(
     x_BTC: Tensor, dt_BTC: Tensor, A_CN: Tensor, into_BTN: Tensor, out_BTN: Tensor, skip_C: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return y of x's shape and dtype, and the last h (B, C * N) in at least fp32, from which `state` goes on. dt >= 0 and A
-    <= 0; all arithmetic is in at least fp32, on a GPU in fp32. Differentiable in all."""
+    """Return y of x's shape and dtype, and the final h (B, C * N) in at least fp32, which is passed as `state` to continue.
+    dt >= 0 and A <= 0; all arithmetic is in at least fp32, on a GPU in fp32. Differentiable in all inputs."""
     inputs = (x_BTC, dt_BTC, A_CN, into_BTN, out_BTN, skip_C, state)
     with torch.autocast("cpu" if x_BTC.is_meta else x_BTC.device.type, enabled=False):
         if not x_BTC.is_cuda:
@@ -50,7 +50,7 @@ class _Kernels(torch.autograd.Function):
 def _segments(
     x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Go segment by segment, as the states of all tokens would not fit; gradients compute each segment's states again."""
+    """Process one segment at a time, as the states of all tokens would not fit; backward recomputes each segment's states."""
     B, T, _ = x.shape
     dtype = torch.promote_types(x.dtype, torch.float32)
     wide, dt, into, out = (tensor.to(dtype) for tensor in (x, dt, into, out))
@@ -75,7 +75,7 @@ def _segment(A: Tensor, state: Tensor, x: Tensor, dt: Tensor, into: Tensor, out:
 
 
 class _Diagonal(torch.autograd.Function):
-    """h_t = exp(g_t) h_{t-1} + x_t, token by token: on a CPU cheaper than any scan by products."""
+    """Recurrence h_t = exp(g_t) h_{t-1} + x_t, token by token: cheaper on a CPU than a parallel scan."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor, state: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """`kernels.selective_scan` on a GPU: states stay in registers, forward and backward are one pass over the tokens each.
 
-A program takes a few channels of one sequence through all tokens, STEPS at a time: first all their loads, which wait for
-nothing, then the steps, unrolled. Forward keeps the state before each STEPS tokens; backward computes those between again and
-goes from the last to the first. What all channels share (gradients of `into` and `out`) is summed per program, then by PyTorch:
-the order of sums repeats.
+A program processes a few channels of one sequence over all tokens, STEPS at a time: first all loads, which depend on nothing,
+then the unrolled steps. Forward stores the state before every STEPS tokens; backward recomputes those in between and runs from
+the last chunk to the first. Gradients that channels share (of `into` and `out`) are summed per program, then by PyTorch: the
+summation order is fixed.
 
-A program is one warp, and a thread holds four states of each of two channels, neighbours in memory: a sum over 16 states asks
-three other lanes, a sum over channels seven, and nothing waits for another warp. `tl.associative_scan` has no state before a
-step to give, and turns its operands round by exchanges between lanes to go backwards."""
+A program is one warp, and a thread holds four states of each of two channels, adjacent in memory: a sum over 16 states shuffles
+with three other lanes, a sum over channels with seven, and no warp waits for another. `tl.associative_scan` does not return the
+state before a step, and to scan backwards it reverses its operands by shuffles between lanes."""
 
 import torch
 import triton
@@ -15,17 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 STEPS = 8
-"""Tokens whose loads are made at once, and states before them kept: C * N / STEPS float32 a token for the backward pass."""
+"""Tokens that are loaded at once; the state before them is stored for the backward pass: C * N / STEPS float32 per token."""
 SETTINGS = {"forward": {"BLOCK": 8, "num_warps": 1}, "backward": {"BLOCK": 16, "num_warps": 1}}
-"""Channels of a program, of which a thread has two: as many as the registers hold. The sums of backward's programs take
-2 * C * N / BLOCK float32 a token."""
+"""BLOCK: channels of a program, two per thread, as many as fit in the registers. The partial sums of backward's programs take
+2 * C * N / BLOCK float32 per token."""
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def _load_steps(ptr, at, inside, stride_b, stride_t: tl.constexpr, batch, first, T, STEPS: tl.constexpr):
-    """Load rows of the tokens from `first` on, zero behind the last."""
+    """Load the rows of STEPS tokens from `first` on, zero past the end."""
     ptr += batch * stride_b + first * stride_t
     rows = ()
     for i in tl.static_range(STEPS):
@@ -105,7 +105,7 @@ def _selective_scan_backward_kernel(
             h += (dt[i] * x[i])[:, None] * into[i][None, :]
             dout = tl.where(step[:, None] == i, tl.sum(h * dy[i][:, None], 0)[None, :], dout)
         tl.store(dout_ptr + shared, dout, mask=inside_shared)
-        # Loaded again, the decays are computed again, rather than kept in registers that there are not.
+        # dt is reloaded so that the decays are recomputed: keeping them would take more registers than there are.
         dt = _load_steps(dt_ptr, c, inside_c, dt_stride_b, dt_stride_t, batch, first, T, STEPS)
         row = (batch * T + first) * C + c
         dinto = tl.zeros((STEPS, STATES), tl.float32)
@@ -130,7 +130,7 @@ def _selective_scan_backward_kernel(
 def forward(
     x: Tensor, dt: Tensor, A: Tensor, into: Tensor, out: Tensor, skip: Tensor, initial: Tensor | None, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return y (B, T, C), the last state (B, C * N), and, to keep for `backward`, the states before each STEPS tokens."""
+    """Return y (B, T, C), the final state (B, C * N), and if `keep` the states before every STEPS tokens, for `backward`."""
     x, dt, into, out = (_rows(tensor) for tensor in (x, dt, into, out))
     (B, T, C), N = x.shape, A.shape[1]
     y = torch.empty(B, T, C, device=x.device, dtype=x.dtype)

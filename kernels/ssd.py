@@ -3,10 +3,11 @@ and keys and queries shared by all heads:
 
     S_t = exp(g_t) S_{t-1} + k_t (step_t x_t)^T        o_t = S_t^T q_t + skip * x_t
 
-All work is in batched matrix products: chunks meet through their states (N, P) per head, tokens of a chunk through q k^T,
-computed once, times each head's decay. Exponents are sums of log gates, hence <= 0; the sums are fp64, as thousands of nats
-pile up in a chunk. A token's weight on itself is left out of the gates' gradient: with very local gates it would drown the
-others. Here in PyTorch, in any dtype; 16-bit inputs on a GPU take `kernels.ssd_triton`, whose reference this is.
+All work is in batched matrix products: chunks interact through their states (N, P) per head, tokens within a chunk through
+q k^T, computed once for all heads, times each head's decay. Exponents are sums of log gates, hence <= 0; the sums are fp64, as
+a chunk can accumulate thousands of nats. A token's weight on itself is left out of the gates' gradient: with very local gates
+its rounding would swamp the other weights. This is the PyTorch version, for any dtype, and the reference of
+`kernels.ssd_triton`, which takes 16-bit inputs on a GPU.
 
 Suffixes: B batch, T tokens, H heads, N state size (keys), P value channels; n chunks, C tokens of a chunk."""
 
@@ -21,17 +22,16 @@ from kernels.ssd_triton import backward, forward
 
 CHUNK = 64
 FUSED = (128, 64)
-"""N and P of every Mamba-2 here, for which `kernels.ssd_triton` was found right on an H200, and its machine code whole. With
-(64, 32) the assembler that Triton 3.6 and 3.7 bring along forgets where an operand lies: `strays` in
-tests/kernels/sass.py finds that."""
+"""N and P of every Mamba-2 here, for which `kernels.ssd_triton` and its machine code were verified on an H200. With (64, 32)
+the assembler of Triton 3.6 and 3.7 loses the location of an operand: `strays` in tests/kernels/sass.py detects that."""
 
 
 @torch.compiler.disable
 def ssd(
     q: Tensor, k: Tensor, x: Tensor, step: Tensor, log_decay: Tensor, skip: Tensor, initial_state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Run the recurrence on q, k (B, T, N), x (B, T, H, P), step and log_decay <= 0 (B, T, H) in at least fp32, skip (H,),
-    state (B, H, N, P): output of x's shape and dtype, and the last state in at least fp32. Differentiable in all."""
+    """Run the recurrence on q, k (B, T, N), x (B, T, H, P), step and log_decay <= 0 (B, T, H) in at least fp32, skip (H,) and
+    state (B, H, N, P). Return o of x's shape and dtype, and the final state in at least fp32. Differentiable in all inputs."""
     with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
         if x.shape[1] == 1 and not torch.is_grad_enabled():
             return _one_token(q, k, x, step, log_decay, skip, initial_state)
@@ -45,7 +45,7 @@ def ssd(
 def _one_token(
     q: Tensor, k: Tensor, x: Tensor, step: Tensor, g: Tensor, skip: Tensor, initial: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute one token by the recurrence as it stands."""
+    """Compute one decoding step of the recurrence."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     state = k[:, 0, None, :, None].to(dtype) * (x * step[..., None]).to(dtype)[:, 0, :, None]
     if initial is not None:
@@ -75,7 +75,7 @@ class _Kernels(torch.autograd.Function):
 
 
 class _Chunks(torch.autograd.Function):
-    """The recurrence of v = step * x, without the skip."""
+    """Chunked recurrence on v = step * x, without the skip."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, c, states, initial = ctx.saved_tensors
         do = to_chunks(do.to(v.dtype), v.shape[2])
-        # What comes before a chunk reaches it through its state, and what comes after through that state's gradient.
+        # Earlier chunks contribute through the state before this one, later chunks through the gradient of the state after it.
         do_start, v_end = do * _from_start(c, v), v * _to_end(c, v)
         dupdate = (q.mT @ do_start.flatten(-2)).unflatten(-1, v.shape[-2:])
         dfinal = dfinal.transpose(1, 2).to(v.dtype)
@@ -111,7 +111,7 @@ class _Chunks(torch.autograd.Function):
         dk = dscores.mT @ q + v_end.flatten(-2) @ dstates.flatten(-2).mT
         onward = (k @ dstates.flatten(-2)).view_as(v) * _to_end(c, v)
         dv = (weights.mT @ do_HCP).transpose(2, 3) + onward
-        # A gate decays all that passes from before its token to it or later.
+        # A gate scales all that flows from tokens before its own to its own token or later.
         pairs = (weights * dweights).tril(-1)
         carried = (q @ states.flatten(-2)).view_as(v) * do_start
         arriving = (pairs.sum(-1) - pairs.sum(-2)).mT + carried.sum(-1)
@@ -127,19 +127,19 @@ def _unchunked(y: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _triangle(y_BnCH: Tensor, diagonal: int = 0) -> Tensor:
-    """Make a matrix that sums over a token and those before it, as a product: `cumsum` has no order that repeats on a GPU."""
+    """Return the matrix whose product is a prefix sum over tokens: the summation order of `cumsum` varies on a GPU."""
     return torch.ones(y_BnCH.shape[2], y_BnCH.shape[2], dtype=torch.float64, device=y_BnCH.device).tril(diagonal)
 
 
 def _decay(c_BnCH: Tensor, like: Tensor) -> Tensor:
     """Compute exp(c_i - c_j) for i >= j, else 0: (B, n, H, C, C)."""
-    c = c_BnCH.mT.contiguous()  # its strides become the result's
+    c = c_BnCH.mT.contiguous()  # the result inherits its strides
     later = torch.ones(c.shape[-1], c.shape[-1], dtype=torch.bool, device=c.device).triu(1)
     return (c[..., :, None] - c[..., None, :]).to(like.dtype).masked_fill(later, -torch.inf).exp()
 
 
 def _weights(scores_BnCC: Tensor, c: Tensor) -> Tensor:
-    """Compute what each token of a chunk takes from those before it, (B, n, H, C, C)."""
+    """Compute the weights of each token of a chunk on itself and earlier ones, (B, n, H, C, C)."""
     return scores_BnCC[:, :, None] * _decay(c, scores_BnCC)
 
 

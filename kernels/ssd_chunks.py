@@ -1,4 +1,4 @@
-"""Parts of both ways of computing Mamba-2's recurrence: cutting into chunks, and the states before each."""
+"""Parts shared by both implementations of Mamba-2's recurrence: splitting into chunks, and the scan over their states."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def to_chunks(y: Tensor, size: int) -> Tensor:
-    """Cut (B, T, ...) -> (B, n, C, ...), padded with zeros: a zero key and a zero log gate leave the state alone."""
+    """Split (B, T, ...) -> (B, n, C, ...), padded with zeros: a zero key and a zero log gate do not change the state."""
     missing = -y.shape[1] % size
     if missing:
         y = F.pad(y, (0, 0) * (y.ndim - 2) + (0, missing))
@@ -16,8 +16,8 @@ def to_chunks(y: Tensor, size: int) -> Tensor:
 
 
 def scan(update: Tensor, decay: Tensor, start_BNHP: Tensor | None, dtype: torch.dtype, reverse: bool) -> tuple[Tensor, Tensor]:
-    """Return the states (B, n, N, H, P) before each chunk of S <- decay * S + update in `dtype`, and the state after the last
-    in update's; decay (B, n, H). Reverse: from the last chunk to the first."""
+    """Run S <- decay * S + update over chunks, from the last to the first if `reverse`; decay is (B, n, H). Return the states
+    (B, n, N, H, P) before each chunk in `dtype`, and the state after the last one in update's dtype."""
     final = torch.zeros_like(update[:, 0]) if start_BNHP is None else start_BNHP.clone(memory_format=torch.contiguous_format)
     states = torch.empty_like(update, dtype=dtype)
     if update.is_cuda:
@@ -28,7 +28,7 @@ def scan(update: Tensor, decay: Tensor, start_BNHP: Tensor | None, dtype: torch.
 
 
 def scan_loop(update: Tensor, decay: Tensor, states: Tensor, final: Tensor, reverse: bool) -> None:
-    """Fill `states`, and take `final` from the state at the start to the one at the end."""
+    """Fill `states`; `final` holds the initial state on entry and the final state on return."""
     for chunk in range(update.shape[1])[:: -1 if reverse else 1]:
         states[:, chunk] = final
         final.mul_(decay[:, chunk, None, :, None]).add_(update[:, chunk])
@@ -50,7 +50,7 @@ def _scan_kernel(update, decay, states, final, num_chunks, size, H, P, REVERSE: 
 
 
 def scan_kernel(update: Tensor, decay: Tensor, states: Tensor, final: Tensor, reverse: bool) -> None:
-    """Do `scan_loop` in one launch."""
+    """Run `scan_loop` in one kernel launch."""
     size, block = final[0].numel(), 512
     grid = (triton.cdiv(size, block), len(update))
     _scan_kernel[grid](update, decay, states, final, update.shape[1], size, *update.shape[-2:], reverse, block, num_warps=2)

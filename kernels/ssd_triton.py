@@ -1,10 +1,12 @@
-"""`kernels.ssd` for 16-bit inputs on a GPU: products of a chunk stay in registers, heads meet in one program where they share.
+"""`kernels.ssd` for 16-bit inputs on a GPU: products within a chunk stay in registers, and one program loops over the heads
+that share a result.
 
-Forward: states of the chunks (`_states_kernel`), their scan, outputs. Backward: the same of the gradients, then what heads
-share: the scores' gradient and that of q and k through the states are summed over heads in registers, head after head. Where
-keys lie down and queries across, that is because Triton 3.4 to 3.7.0 gets a product with a transposed result wrong on Hopper.
+Forward: states of the chunks (`_states_kernel`), their scan, outputs. Backward: the same for the gradients, then the gradients
+that heads share: those of the scores, and of q and k through the states, are summed over heads in registers. Some tiles have
+keys as rows and queries as columns because Triton 3.4 to 3.7.0 miscompiles a product with a transposed result on Hopper.
 
-Sums of log gates within a chunk are float32 in two parts, high + low: what their difference needs (see `kernels.ssd`).
+Prefix sums of log gates are stored as two float32 numbers, high + low, for the precision of their differences (see
+`kernels.ssd`).
 
 Legend: C tokens of a chunk, N state size, P value channels, M keys or queries of a program."""
 
@@ -23,12 +25,12 @@ SETTINGS = {
     "pairs": {"num_warps": 4, "num_stages": 2},
     "shared": {"num_warps": 8, "num_stages": 2},
 }
-PROGRAMS = 256  # as many as fill a GPU twice: heads are spread over programs until there are so many
+PROGRAMS = 256  # enough to fill a GPU twice: heads are split over more programs until there are this many
 
 
 @triton.jit(do_not_specialize=["T", "H"])
 def _sums_kernel(g_ptr, high_ptr, low_ptr, stride_b, stride_t, stride_h, T, H, C: tl.constexpr):
-    """Compute sums of log gates from the start of each chunk."""
+    """Compute prefix sums of log gates within each chunk."""
     row = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * C + tl.arange(0, C)
     g = tl.load(g_ptr + row // H * stride_b + row % H * stride_h + t.to(tl.int64) * stride_t, mask=t < T, other=0.0)
@@ -43,8 +45,8 @@ def _states_kernel(
     a_ptr, y_ptr, step_ptr, high_ptr, low_ptr, out_ptr, a_stride_b, a_stride_t, y_stride_b, y_stride_t, y_stride_h, T, H,
     N: tl.constexpr, P: tl.constexpr, C: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Compute what one chunk adds to a head's state: keys by values decayed to the chunk's end. Backward: queries by the
-    outputs' gradients decayed from its start."""
+    """Compute one chunk's update of a head's state: keys^T @ values decayed to the chunk's end. Backward: queries^T @ output
+    gradients decayed from the chunk's start."""
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     batch, head = row // H, row % H
     t = chunk * C + tl.arange(0, C)
@@ -73,9 +75,9 @@ def _outputs_kernel(
     a_stride_b, a_stride_t, b_stride_b, b_stride_t, x_stride_b, x_stride_t, x_stride_h, do_stride_b, do_stride_t, do_stride_h,
     T, H, N: tl.constexpr, P: tl.constexpr, C: tl.constexpr, M: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Compute o of M queries (a) of one head: from the keys (b) of their chunk, from the state before it, and skip * x.
+    """Compute o for M queries (a) of one head: from the keys (b) of their chunk, from the state before it, and skip * x.
 
-    Backward, the mirror image: dx and dstep of M keys (a), from the queries (b) of their chunk and the state behind it."""
+    Backward, mirrored: dx and dstep of M keys (a), from the queries (b) of their chunk and the state gradient after it."""
     chunk, row = tl.program_id(0) // (C // M), tl.program_id(1).to(tl.int64)
     num_chunks = tl.num_programs(0) // (C // M)
     batch, head = row // H, row % H
@@ -125,8 +127,8 @@ def _pairs_kernel(
     q_stride_b, q_stride_t, k_stride_b, k_stride_t, x_stride_b, x_stride_t, x_stride_h, do_stride_b, do_stride_t, do_stride_h,
     T, H, heads, N: tl.constexpr, P: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """Take M keys and M queries of a chunk, the same or later half: the gradient of their scores, summed over some heads, and
-    per head the gates' share by query and by key."""
+    """Compute the gradient of the scores of M keys and the M queries of the same or the later half of a chunk, summed over a
+    group of heads, and per head the contributions to the gates' gradient by query and by key."""
     pair, chunk = tl.program_id(0) % 3, tl.program_id(0) // 3
     num_chunks, rows = tl.num_programs(0) // 3, tl.num_programs(1) * heads
     groups = H // heads
@@ -156,7 +158,7 @@ def _pairs_kernel(
         decay_JI = tl.exp((high_i[None, :] - high_j[:, None]) + (low_i[None, :] - low_j[:, None]))
         dweights_JI = tl.where(j[:, None] <= i[None, :], tl.dot(v_JP, tl.trans(do_IP)) * decay_JI, 0.0)
         dscores_JI += dweights_JI
-        # A token's weight on itself holds no gate (see `kernels.ssd`).
+        # A token's weight on itself depends on no gate (see `kernels.ssd`).
         crossing_JI = tl.where(j[:, None] < i[None, :], dweights_JI * scores_JI, 0.0)
         out = ((pair * rows + row) * num_chunks + chunk) * M + m
         tl.store(query_ptr + out, tl.sum(crossing_JI, 0))
@@ -171,8 +173,9 @@ def _shared_kernel(
     a_stride_b, a_stride_t, y_stride_b, y_stride_t, y_stride_h, T, H, heads,
     N: tl.constexpr, P: tl.constexpr, C: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute what reaches M queries through the state before their chunk, summed over some heads, and per head the gates'
-    share of each. KEYS: the same of keys and the state behind, and the gates' share of what passes through the chunk."""
+    """Compute the gradient of M queries through the state before their chunk, summed over a group of heads, and per head each
+    query's contribution to the gates' gradient. KEYS: the same for keys and the state after their chunk, and the contribution
+    of the state that passes through the chunk."""
     chunk = tl.program_id(0) // (C // M)
     num_chunks = tl.num_programs(0) // (C // M)
     groups = H // heads
@@ -212,7 +215,7 @@ def _shared_kernel(
 def _gates_kernel(
     query_ptr, key_ptr, arriving_ptr, leaving_ptr, through_ptr, dg_ptr, T, H, rows, C: tl.constexpr, M: tl.constexpr
 ):  # fmt: skip
-    """A gate decays all that passes from before its token to it or later."""
+    """Sum up the gates' gradient: a gate scales all that flows from tokens before its own to its own token or later."""
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     num_chunks = tl.num_programs(0)
     batch, head = row // H, row % H
@@ -233,10 +236,10 @@ def _gates_kernel(
 def forward(
     q: Tensor, k: Tensor, x: Tensor, step: Tensor, g: Tensor, skip: Tensor, initial: Tensor | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return the output (B, T, H, P), final state (B, N, H, P), and what `backward` takes: states before the chunks and sums
-    of gates.
+    """Return the output (B, T, H, P), the final state (B, N, H, P), and the tensors that `backward` takes: the states before
+    each chunk and the prefix sums of gates.
 
-    q, k, x of any strides but contiguous rows; step contiguous, float32."""
+    q, k, x may have any strides except in the last dimension, which is contiguous; step is contiguous and float32."""
     B, T, H, P = x.shape
     chunks = triton.cdiv(T, CHUNK)
     high, low = (torch.empty(B, H, chunks, CHUNK, device=x.device, dtype=torch.float32) for _ in range(2))
@@ -261,7 +264,7 @@ def _outputs(
 
 
 def _exact_product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply a @ b (B, n, ., .) in float32."""
+    """Compute a @ b (B, n, ., .) with a float32 result."""
     if not a.is_cuda:
         return a.float() @ b.float()
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32).unflatten(0, a.shape[:2])
@@ -318,7 +321,7 @@ def backward(
             N=N, P=P, C=CHUNK, M=ROWS, KEYS=keys, **SETTINGS["shared"],
         )  # fmt: skip
     _gates_kernel[(chunks, B * H)](query, key, arriving, leaving, through, dg, T, H, B * H, C=CHUNK, M=ROWS, num_warps=4)
-    # The scores' part of dq and dk, for all heads at once; keys down, queries across.
+    # The part of dq and dk that comes from the scores, for all heads at once; keys are rows, queries columns.
     q_BnCN, k_BnCN = (to_chunks(y, CHUNK) for y in (q, k))
     dscores_BnCC = dscores.sum(1).to(q.dtype)
     dq = _exact_product(dscores_BnCC.mT, k_BnCN) + dq.sum(1)

@@ -1,7 +1,8 @@
-"""SiLU(gate) * up, the middle of a SwiGLU MLP (arXiv 2002.05202), on gate and up side by side as one product gives them.
+"""SiLU(gate) * up, the middle of a SwiGLU MLP (arXiv 2002.05202), with gate and up concatenated as one matrix product returns
+them.
 
-In training on a GPU forward and backward are one pass over memory each. Elsewhere it is the plain PyTorch below, which is also
-what the kernels are tested against; for a decoded token its two kernels begin sooner than a custom operator's one."""
+In training on a GPU forward and backward are one pass over memory each. Elsewhere it is the plain PyTorch below, against which
+the kernels are tested; in decoding its two kernels launch sooner than the one of a custom operator."""
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn.functional import silu
 def swiglu(gate_up: Tensor) -> Tensor:
     """Compute SiLU of the first half of the last dimension times its second half: (..., 2 F) -> (..., F) in the same dtype.
 
-    ValueError where the last dimension is odd or there is none."""
+    Raises ValueError if the last dimension is odd or there is none."""
     if gate_up.dim() == 0 or gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up has shape {tuple(gate_up.shape)}; its last dimension must be even: gate, then up.")
     in_training = torch.compiler.is_compiling() or (torch.is_grad_enabled() and gate_up.requires_grad)

@@ -1,4 +1,4 @@
-"""Triton kernel of `swiglu`: torch.compile would compute the two halves of the gradient one by one, each from all inputs.
+"""Triton kernel of `swiglu`: torch.compile would compute the two halves of the gradient separately, each from all inputs.
 
 Legend: R rows, C columns of a program; F columns of either half."""
 
@@ -16,7 +16,7 @@ ROWS, COLUMNS = 8, 256
 def _swiglu_kernel(
     x_ptr, y_ptr, dy_ptr, dx_ptr, N, F, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BACKWARD: tl.constexpr
 ):  # fmt: skip
-    """Take rows: forward writes y (N, F); backward writes dx (N, 2 F)."""
+    """Process a tile: forward writes y (N, F); backward writes dx (N, 2 F)."""
     r_R = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     c_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside_RC = (r_R < N)[:, None] & (c_C < F)[None, :]

@@ -1,4 +1,4 @@
-"""Mamba-3's recurrence (arXiv 2603.15569), by the trapezoidal rule, with keys and queries for each head, through `kernels.ssd`.
+"""Mamba-3's trapezoidal recurrence (arXiv 2603.15569), with keys and queries per head, computed by `kernels.ssd`.
 
 Suffixes: B batch, T tokens, H heads, N state size (keys), P value channels."""
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.ssd import ssd
 
 State = tuple[Tensor, Tensor, Tensor]
-"""h (B, H, N, P), and key (B, H, N) and value (B, H, P) of the last token."""
+"""State: h (B, H, N, P), and key (B, H, N) and value (B, H, P) of the last token."""
 
 
 def trapezoidal_ssd(
@@ -16,10 +16,10 @@ def trapezoidal_ssd(
 ) -> tuple[Tensor, State]:
     """Run h_t = exp(g_t) (h_{t-1} + (1 - share_t) step_t k_{t-1} x_{t-1}^T) + share_t step_t k_t x_t^T, o_t = h_t^T q_t + skip
     x_t on q, k (B, T, H, N), x (B, T, H, P), step, share in [0, 1] and log_decay g <= 0 (B, T, H) in at least fp32, skip (H,).
-    Return o in x's shape and dtype, and the state. Differentiable in all.
+    Return o in x's shape and dtype, and the state. Differentiable in all inputs.
 
-    A token's key is written twice, the second time by the next token. What is in the brackets is a plain SSD over the tokens
-    one place earlier, heads as rows of the batch; nothing of a later token enters, not even to be taken away again."""
+    Each token's key enters the state twice, the second time with the next token. The expression in brackets is a plain SSD over
+    the tokens shifted by one, with heads as rows of the batch; nothing of a later token enters, not even to be subtracted."""
     own, heads = share * step, x.shape[2]
     h, last_k, last_x = state if state is not None else (None, torch.zeros_like(k[:, 0]), torch.zeros_like(x[:, 0]))
     none = torch.zeros_like(step[:, 0])

@@ -1,7 +1,7 @@
 """The authors' checkpoint format, without torch: their config.json and the names of their tensors.
 
-The format has our parameter names (but for Mamba-2) and nearly the fields of our specs; what differs is checked and translated
-here. A model_type is our kind's name and a suffix; Transformers have one of their own."""
+The format has our parameter names (except Mamba-2's) and nearly the fields of our specs; differences are checked and translated
+here. A model_type is our kind's name and a suffix; Transformers have a separate one."""
 
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ _GATES = ("full", "bias_only", "fixed", "none")
 
 
 class _Format(NamedTuple):
-    """A model_type. `keys`: fields that both formats state, our name and their key; `fixed`: settings that our models have
-    built in, and their only value; `needed`: keys without which a config is not understood, besides the sizes."""
+    """A model_type. `keys`: fields that both formats have, our name -> their key; `fixed`: settings that are hard-coded in our
+    models, with their only value; `needed`: keys that a config must have, besides the sizes."""
 
     architecture: str
     spec: type
@@ -81,7 +81,7 @@ def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
             raise ValueError(f"num_kv_heads is {config['num_kv_heads']}; only num_heads or null is supported")
         found = {"use_rope": True, **found, "forget_gate": "none"}
     elif model_type == _FOX:
-        # The paper's checkpoints say true; the authors' present default, for a config without the key, is false.
+        # The paper's checkpoints have true; the authors' current default, for a config without the key, is false.
         found = {"qk_norm_share_param_across_head": False, **found}
         starts = config.get("fgate_bias_init") if found["forget_gate"] == "full" else found["forget_gate"] != "none"
         of_no_use = () if starts else ("decay_time_min", "decay_time_max")
@@ -96,7 +96,7 @@ def config_for_authors(spec: ModelSpec) -> dict[str, Any]:
     if isinstance(spec, Mamba2Spec | DeltaNetSpec):
         more = {"num_heads": spec.num_heads}
     elif isinstance(spec, HGRN2Spec):
-        more = {"use_lower_bound": True}  # there it only allocates them: the released code never hands them to the mixer
+        more = {"use_lower_bound": True}  # it only allocates the bounds: the released code never passes them to the mixer
     elif isinstance(spec, ForgettingTransformerSpec):
         if spec.forget_gate == "none" and spec.qk_norm_share_param_across_head and not any(getattr(spec, s) for s in _SWITCHES):
             model_type, more = _TRANSFORMER, {"num_kv_heads": None}

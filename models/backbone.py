@@ -1,4 +1,4 @@
-"""Parts that the models share below the head: norms, MLP, pre-norm residual blocks, and the backbone that each kind completes
+"""Parts that the models share below the head: norms, MLP, pre-norm residual blocks, and the base class of every backbone
 (Appendix B).
 
 A mixer (attention or recurrence) is a module with `forward(x, cache, padding)`; a block calls it on the normalised
@@ -30,15 +30,15 @@ DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
 @dataclass(frozen=True)
 class Padding:
-    """Left padding of a batch: `real` (B, T) is true at the real ones of the current tokens, `start` (B,) int32 is
-    the first real position of the whole sequence, cached tokens included."""
+    """Left padding of a batch: `real` (B, T) is true for current tokens that are not padding, `start` (B,) int32 is the first
+    real position of the whole sequence, cached tokens included."""
 
     real: Tensor
     start: Tensor
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm: x / rms(x) * weight over the last dimension, in fp32 at least, returned in the dtype of the matmul to come."""
+    """RMSNorm: x / rms(x) * weight over the last dimension, in fp32 at least, returned in the dtype of the next matmul."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class RMSNorm(nn.Module):
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that a matmul of x has: autocast's where that is on, else x's."""
+    """Return the dtype of a matmul with x: autocast's if enabled, else x's."""
     device = x.device.type
     rounds = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on "meta"
     return torch.get_autocast_dtype(device) if rounds else x.dtype
@@ -86,7 +86,7 @@ class ResidualBlock(nn.Module):
 
 
 class Block(ResidualBlock):
-    """Residual block: x += mixer(norm(x)); x += mlp(norm(x)). Each half is checkpointed by itself, as in the paper's runs."""
+    """Residual block: x += mixer(norm(x)); x += mlp(norm(x)). Each half is checkpointed separately, as in the paper's runs."""
 
     def __init__(self, mixer: nn.Module, hidden_size: int, intermediate_size: int, norm_eps: float) -> None:
         super().__init__()
@@ -107,13 +107,13 @@ class Block(ResidualBlock):
 
 
 def zero_padded(x_BTd: Tensor, padding: Padding | None) -> Tensor:
-    """Return x with zeros at padded positions, whatever stood there (an attention row without keys may hold anything)."""
+    """Return x with zeros at padded positions, whatever their values (an attention row without keys may hold anything)."""
     return x_BTd if padding is None else x_BTd.masked_fill(~padding.real[..., None], 0.0)
 
 
 class Backbone(nn.Module):
-    """Embedding, blocks and final norm. Each kind of model is a subclass called `Model`: it makes the blocks, says how they
-    begin (`init_module`), and may hand them more: the same to all (`shared_inputs`), or to each its own (`extra_inputs`)."""
+    """Embedding, blocks and final norm. Each kind of model is a subclass called `Model`: it builds the blocks, initialises them
+    (`init_module`), and may pass them extra inputs: the same for all (`shared_inputs`), or per layer (`extra_inputs`)."""
 
     def __init__(self, spec: ModelKind, blocks: list[nn.Module]) -> None:
         super().__init__()
@@ -123,13 +123,13 @@ class Backbone(nn.Module):
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
 
     def init_module(self, module: nn.Module) -> None:
-        """Give the parameters of one module of the model, which may be the head, the values they start with. Asked for every
-        module that has parameters of its own, after its children."""
+        """Initialise the parameters of one module of the model, which may be the head. Called for every module that has
+        parameters of its own, after its children."""
         raise NotImplementedError
 
     @contextmanager
     def measuring(self) -> Iterator[dict[str, list[Tensor]]]:
-        """Have passes over whole sequences add to what is yielded: a () tensor per layer, by each name of `spec.measured`."""
+        """Yield lists by each name of `spec.measured`, to which passes over whole sequences append a () tensor per layer."""
         yield {}
 
     def shared_inputs(self, x_BTd: Tensor, cache: DecodingCache | None, padding: Padding | None) -> tuple[Tensor, ...]:
@@ -146,9 +146,9 @@ class Backbone(nn.Module):
         use_cache: bool = False,
     ) -> BaseModelOutputWithPast:
         """Return hidden states (B, T, d) after the final norm. `attention_mask` (B, cached + T) marks left padding with 0:
-        what follows a token counts as text, and with a cache no row may end in padding. Without a mask, a cache knows its own.
-        A given cache is continued by T >= 1 tokens, without gradients; `use_cache` starts one, save where the blocks are to be
-        recomputed."""
+        zeros after a token count as text, and with a cache no row may end in padding. Without a mask, padding that the cache
+        knows applies. A given cache is continued by T >= 1 tokens, without gradients; `use_cache` starts one, unless
+        activations are recomputed."""
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         _check_shapes(input_ids, attention_mask, cached)
         x = self.embeddings(input_ids)
@@ -156,10 +156,10 @@ class Backbone(nn.Module):
         if recomputed and past_key_values is not None:
             given = f"past_key_values of {cached} tokens with gradient checkpointing"
             remedy = "give none, or call gradient_checkpointing_disable() or eval()"
-            raise ValueError(f"{given}: recomputed layers would read a cache that has gone on; {remedy}")
+            raise ValueError(f"{given}: recomputed layers would read a cache that has advanced; {remedy}")
         if cached and torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
             remedy = "call it under torch.no_grad(), or give the whole text without a cache"
-            raise ValueError(f"past_key_values of {cached} tokens with gradients, which a cache does not hand on: {remedy}")
+            raise ValueError(f"past_key_values of {cached} tokens with gradients, which a cache does not propagate: {remedy}")
         cache = past_key_values if past_key_values is not None or recomputed or not use_cache else DecodingCache()
         rows, new = input_ids.shape
         if cache is not None:
@@ -168,11 +168,11 @@ class Backbone(nn.Module):
             if attention_mask is not None and not cache.begun:
                 given = f"attention_mask with a single token after {cached}, which in some row may be all padding"
                 remedy = "let each row begin in a call of several tokens, or give a cache without room and longest"
-                raise ValueError(f"{given}: such a step reads no mask; {remedy}")
+                raise ValueError(f"{given}: such a step does not read the mask; {remedy}")
             start, cache.begun = cache.seq_start, True
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
         else:
-            # Not on a GPU, which would have to be waited for.
+            # Not on a GPU, where reading the mask would synchronise.
             looks = cache is not None and not torch.compiler.is_compiling()
             if looks and attention_mask is not None and attention_mask.device.type == "cpu":
                 refuse_padding_after_tokens(attention_mask)
@@ -199,8 +199,8 @@ def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, cached: int)
 
 
 def refuse_padding_after_tokens(mask_BT: Tensor) -> None:
-    """Raise ValueError where a row ends in padding. A hole alone may be text: without a mask `generate` makes one with zeros
-    wherever the pad token stands."""
+    """Raise ValueError if a row ends in padding. Zeros between tokens may be text: without a mask `generate` makes one with
+    zeros at every pad token."""
     rows = (mask_BT[:, -1].eq(0) & mask_BT.ne(0).any(1)).nonzero()
     if len(rows):
         rule = "padding must be on the left: tokenise with padding_side='left', or give ones if that token is text"
@@ -215,7 +215,7 @@ def _padding(attention_mask: Tensor | None, cached: int) -> Padding | None:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Tell whether a product with the module's weight is all that a call of it does: no adapter, no hook."""
+    """Tell whether calling the module is nothing but a matmul with its weight: no adapter, no hook."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return type(module) is nn.Linear and not any(hooks)
 
@@ -231,7 +231,7 @@ def linear_normal_(module: nn.Module, std: float) -> None:
 
 
 def start_with(parameter: Tensor, value: Tensor) -> None:
-    """Copy a computed start into a parameter, unless Hugging Face has loaded it from a checkpoint."""
+    """Copy a computed initial value into a parameter, unless Hugging Face has loaded it from a checkpoint."""
     if not getattr(parameter, "_is_hf_initialized", False):
         parameter.copy_(value)
 
@@ -243,14 +243,14 @@ def step_size_bias(size: int) -> Tensor:
 
 
 def mark_ends(output: nn.Module, block: Block) -> None:
-    """Mark the linear maps that end a block's branches: `init_as_pytorch_` sees each by itself."""
+    """Mark the linear maps that end a block's branches for `init_as_pytorch_`, which gets modules one at a time."""
     for linear in (output, block.mlp.down_proj):
         linear.ends_branch = True  # type: ignore[assignment]
 
 
 def init_as_pytorch_(module: nn.Module, num_layers: int = 0) -> None:
-    """Embeddings N(0, 0.02^2), our norms ones, everything else by PyTorch's or fla's defaults: Kaiming-uniform(a = sqrt 5) of
-    linear maps, which is divided by sqrt(2 * num_layers) where they are marked as ends of branches."""
+    """Initialise embeddings with N(0, 0.02^2), our norms with ones, everything else by PyTorch's or fla's defaults: linear maps
+    Kaiming-uniform(a = sqrt 5), divided by sqrt(2 * num_layers) if they are marked as ends of branches."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
     elif isinstance(module, RMSNorm):

@@ -24,7 +24,7 @@ _MASKS = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
 
 
 def build_model(spec: ModelSpec, device: torch.device | str = "cpu") -> CausalLM:
-    """Return a fresh model in fp32, begun as in the paper's runs from torch's seed. On device "meta" nothing is allocated."""
+    """Return a new model in fp32, initialised as in the paper's runs from torch's seed. Device "meta" allocates nothing."""
     with torch.device("meta" if str(device) == "meta" else "cpu"):
         model = CausalLM(CausalLMConfig(asdict(spec)))
     return model if str(device) == "meta" else model.to(device)  # type: ignore[arg-type]
@@ -44,10 +44,9 @@ def spec_of(model: PreTrainedModel) -> ModelSpec:
 
 def load_model(source: str | Path, dtype: torch.dtype | None = torch.float32) -> PreTrainedModel:
     """Return a model in evaluation mode, on the CPU, from a folder of ours, a folder in the authors' format, or anything that
-    `AutoModelForCausalLM` loads (folder or hub name); in the dtype it is stored in if none is given. In float64, too, gates,
-    rotations and recurrent states are fp32. Raises ValueError for nothing that can be loaded, and for tensors that are missing,
-    unexpected or of another shape than the model's. (Weights tied to others and buffers that are computed need not be there,
-    causal masks may be.)"""
+    `AutoModelForCausalLM` loads (folder or hub name); dtype None keeps the stored one. Even in float64, gates, rotations and
+    recurrent states are fp32. Raises ValueError if nothing can be loaded, and for tensors that are missing, unexpected or of
+    another shape than the model's. (Tied weights and computed buffers may be missing, causal masks may be present.)"""
     try:
         folder = Path(source)
         if folder.is_dir():
@@ -65,7 +64,7 @@ def load_model(source: str | Path, dtype: torch.dtype | None = torch.float32) ->
 
 def _load_hugging_face(source: str, dtype: torch.dtype | None) -> PreTrainedModel:
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # its table of misfits: they are refused below
+    logging.set_verbosity_error()  # hides its table of mismatches, which are refused below
     logging.disable_progress_bar()  # loading takes a second or two; its bar would only litter a log
     load: Any = AutoModelForCausalLM.from_pretrained
     options = dict(output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True)

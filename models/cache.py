@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 BLOCK = 256
-"""Tokens by which a cached sequence grows, so that one more token is written in place instead of copying all."""
+"""Tokens by which a cached sequence grows, so that most tokens are written in place instead of copying the sequence."""
 
 PLACES = 64
-"""Tokens for which a cache that lets go of keys has free places; then it lays those that remain anew."""
+"""New tokens for which a cache that evicts keys has free slots; then it rebuilds the lists of the keys that remain."""
 
 State = dict[str, Any]
 
@@ -19,19 +19,19 @@ class DecodingCache:
     """State of every layer after `seq_len` tokens (left padding included), without gradients. A recurrent layer replaces its
     state with `update`, as fla's layers do with fla's own cache; an attention layer extends its sequences with `append`.
 
-    `longest`: tokens that the text will have at most. Given it, a FoX with QK-norm lets go for good of every key that no query
-    of such a text can see: of these a query loses less than e^-10 of its probability in all. It does so every `PLACES` tokens.
+    `longest`: maximum length of the text in tokens. With it, a FoX with QK-norm permanently evicts every key that no query of
+    such a text can see: all of these cost a query less than e^-10 of its probability. It does so every `PLACES` tokens.
 
-    `room`: tokens that the text will have at most. Given it, every sequence has its whole memory from the start.
+    `room`: maximum length of the text in tokens. With it, the memory of every sequence is allocated at the start.
 
-    Given either, all states stay where they are, so that a GPU can replay a step of one token as a CUDA graph
-    (models/graphed.py); with `longest` until what remains needs more memory."""
+    With either, all states stay at fixed addresses, so that a GPU can replay a step of one token as a CUDA graph
+    (models/graphed.py); with `longest` until the remaining keys need more memory."""
 
-    is_compileable = False  # generate asks: the sequences grow
+    is_compileable = False  # read by generate: the sequences grow
 
     def __init__(self, longest: int | None = None, room: int | None = None) -> None:
         if longest is not None and room is not None:
-            raise ValueError(f"longest={longest} and room={room}: a cache lets go of keys or has room for all; give one")
+            raise ValueError(f"longest={longest} and room={room}: a cache evicts keys or has room for all; give one")
         self.longest, self.room = longest, room
         self.layers: dict[int, State] = {}
         self.seq_len = 0
@@ -40,15 +40,15 @@ class DecodingCache:
         self.dtype: torch.dtype | None = None
         """Dtype that the layers compute in: that of the weights, or autocast's."""
         self.free = 0
-        """Tokens for which each list of what remains has places (`longest`)."""
+        """New tokens for which the lists of remaining keys have free slots (`longest`)."""
         self.position: Tensor | None = None
-        """Number of tokens cached, (1,) int64 on the model's device; None where states do not stay."""
+        """Number of cached tokens, (1,) int64 on the model's device; None unless states stay."""
         self.seq_start: Tensor | None = None
         """First real position of each sequence, (B,) int32; None without padding."""
         self.begun = True
-        """False where states stay and some sequence may be all padding so far."""
+        """False if states stay and some sequence may be all padding so far."""
         self.graphed: Any = None
-        """Step as a CUDA graph, once a cache whose states stay has one."""
+        """Step as a CUDA graph, once it is captured; only if states stay."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -57,25 +57,25 @@ class DecodingCache:
         return self.layers[layer_idx]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: no graph, which would write to the states of this cache."""
+        """Return the attributes of a copy, without the graph, which would write to this cache's states."""
         return self.__dict__ | {"graphed": None}
 
     @property
     def stays(self) -> bool:
-        """True where all states stay where they are."""
+        """Tell whether all states stay at fixed addresses."""
         return self.room is not None or self.longest is not None
 
     @property
     def lays_anew(self) -> bool:
-        """True where what remains has no free place for the next token."""
+        """Tell whether the lists of remaining keys have no free slot for the next token and must be rebuilt."""
         return self.longest is not None and self.seq_len > 0 and self.free == 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number of tokens seen, as Hugging Face's generate asks for it."""
+        """Number of tokens seen, under the name that Hugging Face's generate uses."""
         return self.seq_len
 
     def update(self, layer_idx: int, offset: int = 0, **state: Any) -> State:
-        """Replace the named entries of a layer. `offset`, the number of new tokens, is the model's business."""
+        """Replace the named entries of a layer. `offset`, the number of new tokens, is ignored: the model counts them."""
         layer = self.layers.setdefault(layer_idx, {})
         for name, value in state.items():
             if self.stays and name in layer:
@@ -85,16 +85,16 @@ class DecodingCache:
         return layer
 
     def move(self, layer_idx: int, **state: Any) -> None:
-        """Replace entries of a layer by others that lie elsewhere; a graph of the step would still write to the old ones."""
+        """Replace entries of a layer by tensors at other addresses, and drop the graph, which would write to the old ones."""
         self.layers[layer_idx] |= state
         self.graphed = None
 
     def append(self, layer_idx: int, window: int | None = None, **new: Tensor) -> tuple[Tensor, ...]:
-        """Extend sequences (B, T, ...) by new tokens along T and return them whole, in the order given. With a `window`, that
-        many tokens are kept between two calls, and returned are the new ones and the earlier ones that they can see."""
+        """Extend sequences (B, T, ...) by new tokens along T and return the whole sequences, in the order given. With a
+        `window`, that many tokens are kept between two calls, and the new ones are returned with all that they can see."""
         if self.stays:
             given = f"room={self.room}" if self.longest is None else f"longest={self.longest}"
-            rule = "layers of this model have no place for a sequence; give a cache without room and longest"
+            rule = "this model has sequences that cannot stay at fixed addresses; give a cache without room and longest"
             raise ValueError(f"{given}: {rule}")
         layer = self.layers.setdefault(layer_idx, {})
         if window is not None:
@@ -102,13 +102,13 @@ class DecodingCache:
         return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
 
     def begin(self, rows: int, new: int, device: torch.device, dtype: torch.dtype | None) -> None:
-        """Make ready for `new` tokens of so many sequences after those cached, which layers compute in `dtype` (a graph has its
-        own). ValueError: other sequences, another dtype, or no room."""
+        """Prepare for `new` tokens in each of `rows` sequences, which layers compute in `dtype` (None: a graph has its own).
+        Raises ValueError if the number of sequences or the dtype changes, or there is no room."""
         if self.seq_len and rows != self.rows:
             remedy = "reorder_cache(indices) keeps or repeats rows"
             raise ValueError(f"{rows} rows of tokens after a cache of {self.rows}: give as many; {remedy}")
         if self.seq_len and dtype not in (None, self.dtype):
-            remedy = "go on with the weights and under the autocast that it began with"
+            remedy = "continue with the weights and the autocast that it began with"
             raise ValueError(f"new tokens in {dtype} after a cache in {self.dtype}: {remedy}")
         self.rows = rows
         if self.seq_len == 0:
@@ -118,12 +118,12 @@ class DecodingCache:
         if self.room is not None and self.seq_len + new > self.room:
             raise ValueError(f"token {self.seq_len + new} is beyond room={self.room} of the cache")
         if self.longest is not None and self.seq_len + new > self.longest:
-            raise ValueError(f"token {self.seq_len + new} is beyond longest={self.longest}, for which keys were let go")
+            raise ValueError(f"token {self.seq_len + new} is beyond longest={self.longest}, for which keys were evicted")
         if self.position is None:
             self.position = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin_at(self, seq_start: Tensor) -> None:
-        """Take the first real position of each sequence, (B,) int32."""
+        """Store the first real position of each sequence, (B,) int32."""
         if self.seq_start is None or not self.stays:
             self.seq_start = seq_start
         else:
@@ -136,14 +136,14 @@ class DecodingCache:
             self.position += new
 
     def count(self, new: int) -> None:
-        """Count `new` tokens on the host alone, where a graph counts them on the GPU."""
+        """Count `new` tokens on the host only, as a graph counts them on the GPU."""
         if self.longest is not None:
             self.free = PLACES if self.seq_len == 0 else (self.free or PLACES) - 1
         self.seq_len += new
 
     def place(self, layer_idx: int, **new: Tensor) -> tuple[Tensor, ...]:
-        """Write new tokens of sequences (B, T, ...) to their places in a cache with room. Return the sequences up to them, in
-        the order given; for a single token after others all places, of which `length` hold tokens and the rest zeros."""
+        """Write new tokens of sequences (B, T, ...) at their positions in a cache with room. Return the sequences up to them,
+        in the order given; for a single token after others all of `room`, of which `length` hold tokens and the rest zeros."""
         layer = self.layers.setdefault(layer_idx, {})
         return tuple(self._place(layer, name, value.detach()) for name, value in new.items())
 
@@ -158,18 +158,18 @@ class DecodingCache:
         return new if self.seq_len == 0 else buffer[:, :total]
 
     def one_by_one(self, new: int) -> bool:
-        """Tell whether so many new tokens are a step that takes no number from the host: one, after others, of states that
-        stay."""
+        """Tell whether `new` tokens are a step that needs no number from the host: a single token after others, with states
+        that stay."""
         return self.stays and new == 1 and self.seq_len > 0
 
     @property
     def length(self) -> Tensor:
-        """Tokens that the sequences hold in a step of one token, that one included: (1,) int32 on the model's device."""
+        """Number of tokens in the sequences during a step of one token, which is included: (1,) int32 on the model's device."""
         assert self.position is not None
         return (self.position + 1).int()
 
     def newest(self, layer_idx: int, name: str) -> Tensor | None:
-        """Return the last token's part (B, 1, ...) of a sequence, None where there is none yet."""
+        """Return the last token's entry (B, 1, ...) of a sequence, None if it is empty."""
         sequence = self.layers.get(layer_idx, {}).get(name)
         if sequence is None or self.seq_len == 0:
             return None
@@ -180,23 +180,23 @@ class DecodingCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states, the room that sequences have included."""
+        """Bytes of all states, including the unused part of sequences."""
         return sum(_nbytes(layer) for layer in self.layers.values())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, in this order, the rows of the batch with these indices; with `room` as many as there are."""
+        """Keep the rows of the batch with these indices, in this order; with `room` their number must not change."""
         beam_idx = torch.as_tensor(beam_idx)
         if beam_idx.dim() != 1 or beam_idx.dtype not in (torch.int32, torch.int64):
             given = f"reorder_cache of shape {tuple(beam_idx.shape)} and {beam_idx.dtype}"
-            raise ValueError(f"{given}: give indices of rows, of a mask mask.nonzero()[:, 0]")
+            raise ValueError(f"{given}: give indices of rows, for a mask mask.nonzero()[:, 0]")
         if self.longest is not None:
             raise ValueError("beams need a cache without `longest`")
         if self.room is not None and len(beam_idx) != self.rows:
             given = f"reorder_cache of {len(beam_idx)} rows, room={self.room} and {self.rows} rows"
-            raise ValueError(f"{given}: states that stay in their places stay as many; give a cache without room")
+            raise ValueError(f"{given}: with room their number is fixed; give a cache without room")
         for layer in self.layers.values():
             for name, value in layer.items():
-                kept = _map(lambda tensor: tensor[beam_idx.to(tensor.device)], value)  # what lies side by side still does
+                kept = _map(lambda tensor: tensor[beam_idx.to(tensor.device)], value)  # keeps the strides' order
                 if self.room is None:
                     layer[name] = kept
                 else:
@@ -209,7 +209,7 @@ class DecodingCache:
 def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
     total = seq_len + new.shape[1]
     buffer = layer.get(name)
-    sealed = buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled()  # not to be written to
+    sealed = buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled()  # may not be written to
     if buffer is None or buffer.shape[1] < total or sealed:
         room = BLOCK * (-(-total // BLOCK) + 1)
         grown = _sequences(new, room, torch.empty)
@@ -221,9 +221,9 @@ def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
 
 
 def _sequences(like: Tensor, room: int, make: Callable[..., Tensor]) -> Tensor:
-    """Make sequences (B, room, ...) for tokens such as these (B, T, ...)."""
+    """Allocate sequences (B, room, ...) for tokens like these (B, T, ...)."""
     how: dict[str, Any] = dict(dtype=like.dtype, device=like.device)
-    if like.dim() == 3:  # one number a head: decoding reads those of a head side by side
+    if like.dim() == 3:  # one number per head: those of a head are contiguous, as decoding reads them
         return make(like.shape[0], like.shape[2], room, **how).transpose(1, 2)
     return make(like.shape[0], room, *like.shape[2:], **how)
 
@@ -234,7 +234,7 @@ def _write(place: Any, value: Any, what: str) -> None:
         if not isinstance(value, Tensor) or (value.shape, value.dtype) != (place.shape, place.dtype):
             now = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
             held = f"{tuple(place.shape)} {place.dtype}"
-            raise ValueError(f"{what} was {held} and is {now}: it cannot stay in its place; give a cache without room")
+            raise ValueError(f"{what} was {held} and is {now}: it cannot be updated in place; give a cache without room")
         place.copy_(value)
     elif isinstance(place, dict):
         for name, part in place.items():

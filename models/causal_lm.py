@@ -1,5 +1,5 @@
-"""Every model as a Hugging Face causal language model: one configuration, built from the spec, and one class: the
-backbone of the spec's kind, an untied head, and what `generate` needs.
+"""Hugging Face causal language model for every kind: one configuration, built from the spec, and one class: the backbone
+of the spec's kind, an untied head, and what `generate` needs.
 
 Suffixes: B batch, T tokens, d hidden size, V vocabulary."""
 
@@ -43,13 +43,13 @@ _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 
 
 class CausalLM(PreTrainedModel, GenerationMixin):
-    """Every model here: the backbone of its spec, a head, and what Hugging Face's `generate` needs."""
+    """Class of every model here: the backbone of its spec, a head, and what Hugging Face's `generate` needs."""
 
     config_class = CausalLMConfig
     base_model_prefix = "model"
     _input_embed_layer = "embeddings"
     supports_gradient_checkpointing = True
-    # Cached decoding needs all its tokens in order: no rewinding, as assisted decoding would ask for.
+    # Cached decoding needs all tokens in order: it cannot be rewound, as assisted decoding would require.
     _is_stateful = True
     # Read by models.loss: logits are the head's matmul of the hidden states and nothing else.
     has_linear_head = True
@@ -68,7 +68,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Raise ValueError for any size but the spec's, before Hugging Face makes embeddings of it."""
+        """Raise ValueError for any size but the spec's, before Hugging Face resizes the embeddings."""
         size = self.config.to_spec().vocab_size
         wanted = size if new_num_tokens is None else new_num_tokens
         wanted += -wanted % (pad_to_multiple_of or 1)
@@ -96,7 +96,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
             shapes = f"labels of shape {tuple(labels.shape)} with input_ids of {tuple(input_ids.shape)}"
             raise ValueError(f"{shapes}: give a label for each token, -100 where it carries no loss; the model shifts them")
         if labels is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
-            raise ValueError(f"logits_to_keep={logits_to_keep} with labels: the loss needs all logits; give one of them")
+            raise ValueError(f"logits_to_keep={logits_to_keep} with labels: the loss needs all logits; give one of the two")
         replays = input_ids.is_cuda and not torch.is_grad_enabled()
         if cache is not None and cache.one_by_one(input_ids.shape[-1]) and replays and (attention_mask is None or cache.begun):
             if cache.graphed is None:
@@ -129,8 +129,8 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | None = None,
         **unused: Any,
     ) -> dict[str, Any]:
-        """Return only the tokens that the cache has not seen, the last `next_sequence_length`, and the mask of all. Where
-        `generate` tells no number, `input_ids` are those alone, or with `use_cache=False` the whole text.
+        """Return only the tokens that the cache has not seen, the last `next_sequence_length`, and the mask of all. If
+        `generate` does not pass their number, `input_ids` are only these tokens, or with `use_cache=False` the whole text.
         `generate(prefill_chunk_size=...)` needs `past_key_values=DecodingCache()`."""
         if lacking := [name for name in ("output_attentions", "output_hidden_states") if unused.get(name)]:
             raise ValueError(f"{lacking[0]}=True: models here return none; leave it out, or hook the layers")
@@ -138,7 +138,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         if next_sequence_length is None:
             next_sequence_length = given if use_cache else given - cached
         if next_sequence_length < 1:
-            rule = "give the whole text, or what the cache has not seen and attention_mask of the whole text"
+            rule = "give the whole text, or the tokens that the cache has not seen and the attention_mask of the whole text"
             raise ValueError(f"input_ids of {given} tokens with past_key_values of {cached}: {rule}")
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None  # no padding: the faster paths of attention apply

@@ -33,7 +33,7 @@ def convert(source: Positional[Path], target: Positional[Path]) -> str:
     """Translate SOURCE, a checkpoint folder in the authors' format or in this suite's, into TARGET, a folder in the other one.
 
     TARGET must not exist or be empty, and appears complete or not at all. Returns one line about what was written. Raises
-    ValueError for anything a user can put right."""
+    ValueError for anything a user can fix."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists and is not an empty folder; give another target")
     model: Any = load_model(source, dtype=None)  # anything that Hugging Face loads, which `spec_of` refuses
@@ -46,7 +46,7 @@ def convert(source: Positional[Path], target: Positional[Path]) -> str:
             model.save_pretrained(made)
         else:
             save_authors(model, made)
-        for file in made.glob("*.safetensors"):  # which safetensors lets nobody else read
+        for file in made.glob("*.safetensors"):  # safetensors makes files that only the owner can read
             shutil.copymode(made / "config.json", file)
         for file in tokenizer_files(source):
             shutil.copy2(file, made / file.name)

@@ -1,5 +1,5 @@
-"""A decoding step as a CUDA graph. One token's pass through a model is hundreds of kernels of a few microseconds each: a host
-takes far longer to launch them one by one than a GPU to run them. Captured once, they are launched together."""
+"""A decoding step as a CUDA graph. One token's pass through a model is hundreds of kernels of a few microseconds each: the host
+takes far longer to launch them one by one than the GPU to run them. Captured once, they are launched together."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from models.cache import DecodingCache
 
 PLAIN_STEPS = 2
-"""Steps that run by themselves first: they compile and tune what the graph will hold."""
+"""Eager steps before the capture: they compile and tune the graph's kernels."""
 
 
 class GraphedStep:
-    """Steps of one token after a prompt, over one cache whose states stay: the first few as they are, then as a CUDA graph,
-    which reads the token, the states and the number of tokens cached where they lie, and writes them there."""
+    """Steps of one token after a prompt, over one cache whose states stay: the first few eager, then as a CUDA graph, which
+    reads and writes the token, the states and the number of cached tokens in place."""
 
     def __init__(self, step: Callable[[Tensor, DecodingCache], Tensor]) -> None:
         """`step`: the pass from ids (B, 1) to logits (B, 1, V), which counts its token in the cache."""
@@ -25,7 +25,7 @@ class GraphedStep:
         self.logits_B1V: Tensor
 
     def __call__(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
-        """Return the logits (B, 1, V) after one more token of each sequence, ids (B, 1) on a GPU; always of one cache."""
+        """Return the logits (B, 1, V) after one more token of each sequence, ids (B, 1) on a GPU; always with one cache."""
         with torch.cuda.device_of(input_ids):  # where a graph is captured and replayed
             return self._next(input_ids, cache)
 
@@ -44,8 +44,8 @@ class GraphedStep:
         return self.logits_B1V.clone()
 
     def _capture(self, input_ids: Tensor, cache: DecodingCache) -> None:
-        """Record a step without running it. Weights that autocast rounds are rounded within the graph: its own copies last only
-        as long as the context that it is entered in."""
+        """Capture a step without running it. Autocast's weight cache is disabled, so that weights are cast within the graph:
+        cached copies live only as long as the autocast context in which they were made."""
         self.ids_B1, graph = input_ids.clone(), torch.cuda.CUDAGraph()
         rounds, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         with (

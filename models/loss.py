@@ -22,14 +22,14 @@ class TokenLoss(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """(B, T) losses; see `token_losses`."""
+        """Return losses (B, T); see `token_losses`."""
         return token_losses(self.model, input_ids, targets)
 
 
 def token_losses(model: Any, input_ids: Tensor, targets: Tensor) -> Tensor:
-    """Loss in nats of each target given the inputs up to and including its own position: (B, T) fp32. Nothing is shifted:
-    targets (B, T) are aligned with input_ids (B, T). Of any Hugging Face causal language model; one whose logits are more than
-    a bias-free linear map of its hidden states goes through its whole logits."""
+    """Return the loss in nats of each target given the inputs up to and including its own position: (B, T) fp32. Nothing is
+    shifted: targets (B, T) are aligned with input_ids (B, T). Takes any Hugging Face causal language model; if its logits are
+    more than a bias-free linear map of its hidden states, all of them are computed at once."""
     if input_ids.shape != targets.shape:
         raise ValueError(f"targets {tuple(targets.shape)} must have the shape of input_ids {tuple(input_ids.shape)}")
     if not _has_linear_head(model):
@@ -47,7 +47,7 @@ _linear_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 def _has_linear_head(model: Any) -> bool:
     """Tell whether logits = hidden @ W.T exactly: true of the models here, unless their head has an adapter or a hook; others
-    are asked once, on four tokens."""
+    are tested once, on four tokens."""
     if getattr(model, "has_linear_head", False):
         return is_plain(model.get_output_embeddings())
     if model not in _linear_heads:

@@ -1,4 +1,4 @@
-"""Layers of flash-linear-attention in our skeleton. To import this puts fla's CPU versions in place: do it before the layer."""
+"""Layers of flash-linear-attention in our backbone. Importing this installs fla's CPU versions: do it before the layer."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ MIXER_GAIN = 2**-2.5
 
 
 class FlaBlock(Block):
-    """Block round a layer of fla, whose signature and cache are its own. Padded inputs are zero: keys, values and convolutions
-    without a bias stay zero, and gates leave a state of zeros as it is. So no mask is needed."""
+    """Block around a layer of fla, which has its own signature and cache. Padded inputs are zero: keys, values and convolutions
+    without a bias stay zero, and gates do not change a state of zeros. So no mask is needed."""
 
     def _mix(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *lower_bound: Tensor) -> Tensor:
         more = {"lower_bound": lower_bound[0]} if lower_bound else {}  # HGRN2's
@@ -37,27 +37,27 @@ class FlaBlock(Block):
 
 
 class FusedOutput(nn.Module):
-    """Base, before fla's own class, of a layer whose output projection fla computes together with the norm before it, from its
-    weight alone (`rms_norm_linear`)."""
+    """Base, listed before fla's class, of a layer whose output projection fla fuses with the norm before it, using only the
+    projection's weight (`rms_norm_linear`)."""
 
     layer_idx: int
     o_proj: nn.Module
 
     def forward(self, *given: Any, **options: Any) -> Any:
-        """Return what fla's layer does. ValueError for an output projection that is more than its weight."""
+        """Run fla's layer. Raises ValueError if the output projection is more than its weight."""
         if not is_plain(self.o_proj):
             met = f"o_proj of layer {self.layer_idx}, a {type(self.o_proj).__name__}, has an adapter or a hook"
-            raise ValueError(f"{met}: fla takes no more of it than its weight; merge the adapter, or leave out o_proj")
+            raise ValueError(f"{met}: fla uses only its weight; merge the adapter, or leave out o_proj")
         return super().forward(*given, **options)
 
 
 class RecurrentModel(Backbone):
-    """Backbone of blocks round layers of one class of fla, each made with `options` and the sizes of the spec, save where
-    `others` has a block of another kind. The linear maps of fla's layers, and those that end the MLPs behind them, are told
-    their place: Hugging Face has `init_module` see modules one by one, alone."""
+    """Backbone of blocks around layers of one class of fla, each made with `options` and the sizes of the spec, except where
+    `others` has a block of another kind. The linear maps of fla's layers, and the output maps of their MLPs, get an attribute
+    `place`, as Hugging Face calls `init_module` for each module without context."""
 
     decay_rates: tuple[float, float] | None = None
-    """Bounds between which the decay rates of a gated mixer start, uniformly; step sizes log-uniform in [1e-3, 1e-1]."""
+    """Bounds of the uniform initial decay rates of a gated mixer; its step sizes start log-uniform in [1e-3, 1e-1]."""
 
     def __init__(
         self, spec: WithMLP, layer: Callable[..., nn.Module], others: Mapping[int, nn.Module] | None = None, **options: Any
@@ -77,9 +77,9 @@ class RecurrentModel(Backbone):
         super().__init__(spec, blocks)
 
     def init_module(self, module: nn.Module) -> None:
-        """Start as the released HGRN2 and DeltaNet: mixer projections Xavier-uniform with gain 2^-2.5, MLP outputs scaled by
-        depth, embedding and other linear maps N(0, 0.02^2), biases 0, norms and convolutions as they come. The released code
-        means to draw the convolutions from N(0, 0.02^2), but by then their layer counts as initialised."""
+        """Initialise as the released HGRN2 and DeltaNet: mixer projections Xavier-uniform with gain 2^-2.5, MLP outputs scaled
+        by depth, embedding and other linear maps N(0, 0.02^2), biases 0, norms and convolutions by their defaults. The released
+        code intends N(0, 0.02^2) for convolutions, but by then their layer is marked as initialised."""
         place, reset = getattr(module, "place", None), getattr(module, "reset_parameters", None)
         if place == "mlp_output":
             linear_normal_(module, INITIALIZER_RANGE / math.sqrt(2 * len(self.layers)))

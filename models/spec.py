@@ -1,8 +1,8 @@
-"""The kinds of models: the one list, without torch.
+"""List of all kinds of models, without torch.
 
 A kind is a folder of its name: `spec.py` holds a frozen, validated dataclass (what the model is, its parameters, FLOPs and
-state size), `module.py` its torch modules, of which the class `Model` is the whole backbone. Specs import no modules; the head
-finds them by the kind's name (models/causal_lm.py). A spec is part of a run's identity and round-trips through JSON."""
+state size), `module.py` its torch modules, of which the class `Model` is the whole backbone. Specs do not import modules; the
+head finds them by the kind's name (models/causal_lm.py). A spec is part of a run's identity and round-trips through JSON."""
 
 from typing import Annotated, Any, get_args
 

@@ -1,4 +1,4 @@
-"""Parts that the specs of all models share, without torch: strict fields, and the numbers of the parts they have in common."""
+"""Parts that the specs of all models share, without torch: strict fields, and the sizes of common layers."""
 
 from typing import Annotated, ClassVar, TypeVar, dataclass_transform
 
@@ -14,14 +14,14 @@ Spec = TypeVar("Spec")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def strict(cls: type[Spec]) -> type[Spec]:
-    """Make a class a frozen dataclass of keyword arguments, all of which must be there, known, finite and of the type said."""
+    """Make a class a frozen dataclass of keyword arguments, which refuses missing, unknown, non-finite and mistyped ones."""
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return dataclass(frozen=True, kw_only=True, config=config)(cls)  # type: ignore[return-value]
 
 
 @strict
 class ModelKind:
-    """Base of every spec: the fields that all have, their sums, and what only some kinds answer otherwise."""
+    """Base of every spec: the common fields, the quantities derived from them, and defaults that some kinds override."""
 
     kind: str
     vocab_size: PositiveInt
@@ -30,20 +30,20 @@ class ModelKind:
     norm_eps: PositiveFloat = 1e-6
 
     compiles: ClassVar[bool] = False
-    """True where torch.compile makes the layers faster. Those that are fused kernels throughout gain nothing."""
+    """True if torch.compile makes the layers faster. Layers that consist of fused kernels gain nothing."""
     repeats: ClassVar[bool] = True
-    """False where the gradients have other bits each time on a GPU, whatever is asked for."""
+    """False if gradients on a GPU are not bit-for-bit reproducible, even in deterministic mode."""
     fp32_refused: ClassVar[str] = ""
-    """Words for the kernels that cannot compute in fp32 on a GPU: "fla's DeltaNet kernels refuse"."""
+    """Words for an error message, if kernels cannot compute in fp32 on a GPU: "fla's DeltaNet kernels refuse"."""
 
     @property
     def has_places(self) -> bool:
-        """Tell whether all states of cached decoding can stay in their place (`DecodingCache` with room)."""
+        """Tell whether all states of cached decoding can stay at fixed addresses (`DecodingCache` with room)."""
         return True
 
     @property
     def layer_params(self) -> int:
-        """Parameters of one layer."""
+        """Number of parameters of one layer."""
         raise NotImplementedError
 
     @property
@@ -57,11 +57,11 @@ class ModelKind:
 
     def flops_per_token(self, seq_len: int) -> int:
         """Return the FLOPs of a forward pass per token at `seq_len`, nothing skipped (Table 6): two for each parameter, and
-        what mixes tokens. Training is three times this."""
+        `mixing_flops`. Training takes three times as many."""
         return 2 * self.num_params + self.mixing_flops(seq_len)
 
     def executed_flops_per_token(self, seq_len: int, pruned_share: float) -> int:
-        """Return those that are carried out when `pruned_share` of the attention is skipped."""
+        """Return the FLOPs per token that are executed when `pruned_share` of the attention is skipped."""
         return self.flops_per_token(seq_len)
 
     def state_size(self, seq_len: int) -> int:
@@ -71,12 +71,12 @@ class ModelKind:
 
     @property
     def prunes(self) -> bool:
-        """Tell whether a pass computes less than `flops_per_token`, by an amount that the data decide."""
+        """Tell whether a pass computes less than `flops_per_token`, by an amount that depends on the data."""
         return False
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Name what is measured while the model trains (`Backbone.measuring`): columns of metrics.jsonl."""
+        """Names of the quantities measured during training (`Backbone.measuring`): columns of metrics.jsonl."""
         return ("pruned_share",) if self.prunes else ()
 
 
@@ -86,13 +86,13 @@ def swiglu_width(hidden_size: int, mlp_ratio: float) -> int:
 
 
 def mlp_params(hidden_size: int, width: int) -> int:
-    """A SwiGLU MLP and both norms of its block."""
+    """Count the parameters of a SwiGLU MLP and both norms of its block."""
     return 3 * hidden_size * width + 2 * hidden_size
 
 
 @strict
 class WithMLP(ModelKind):
-    """Base of the specs whose blocks end in a SwiGLU MLP: as wide as `mlp_width`, or else as `mlp_ratio` makes it."""
+    """Base of the specs whose blocks end in a SwiGLU MLP, whose width is `mlp_width` or else follows from `mlp_ratio`."""
 
     mlp_ratio: PositiveFloat = 4.0
     mlp_width: PositiveInt | None = None
@@ -103,7 +103,7 @@ class WithMLP(ModelKind):
 
     @property
     def mixer_params(self) -> int:
-        """Parameters of one layer's attention or recurrence."""
+        """Number of parameters of one layer's attention or recurrence."""
         raise NotImplementedError
 
     @property
@@ -113,7 +113,7 @@ class WithMLP(ModelKind):
 
 @strict
 class WithAttentionHeads(WithMLP):
-    """Base of the specs of attention whose kernels take heads of a few sizes."""
+    """Base of the specs of attention whose kernels support only a few head sizes."""
 
     num_heads: PositiveInt
 
@@ -158,11 +158,11 @@ class WithDeltaRule(WithMatrixState):
 
     @property
     def conv_params(self) -> int:
-        """Parameters of the convolutions of queries, keys and values, and as many inputs that decoding keeps."""
+        """Number of parameters of the convolutions of queries, keys and values; decoding caches as many of their inputs."""
         return (self.hidden_size + 2 * self.hidden_size // self.EXPAND_V) * self.conv_size
 
     def mixing_flops(self, seq_len: int) -> int:
-        return 6 * self.num_layers * self.hidden_size * self.head_dim  # 6 for each number of the state
+        return 6 * self.num_layers * self.hidden_size * self.head_dim  # 6 for each element of the state
 
     def state_size(self, seq_len: int) -> int:
         return super().state_size(seq_len) + self.num_layers * self.conv_params

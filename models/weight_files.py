@@ -1,4 +1,4 @@
-"""Files of a model folder that decide what it computes: the weights that loading opens, and tokeniser. Torch-free."""
+"""Files of a model folder that determine its outputs: the weights that are loaded, and the tokeniser. Torch-free."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,12 @@ TOKENIZER_FILES = tuple("tokenizer* kind.json vocab.* merges.txt *.model special
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files of a folder's tokeniser; none where it has none."""
+    """Return the files of a folder's tokeniser, if any."""
     return sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()})
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, an empty one for a file that is not there. ValueError for anything else."""
+    """Read a JSON object, an empty one if the file is missing. Raises ValueError for anything else."""
     try:
         values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (ValueError, RecursionError) as error:
@@ -25,8 +25,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold a folder's weights, there or not. ValueError for a name that leads out of the folder or is no
-    safetensors file (a pickle could run code, so none is ever loaded)."""
+    """Return the paths of a folder's weight files, whether they exist or not. Raises ValueError for a name that leads out of
+    the folder or is no safetensors file (a pickle could run code, so none is ever loaded)."""
     index = folder / INDEX
     try:
         names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}

@@ -1,4 +1,4 @@
-"""Arguments of every attention operator: their checks, the keys that they hide, and how a custom operator describes them."""
+"""Arguments of every attention operator: their checks, the key limits that they set, and their schema in a custom operator."""
 
 import math
 import os
@@ -14,12 +14,12 @@ _KINDS = {Tensor | None: "Tensor?", float | None: "float?", int | None: "SymInt?
 
 
 def autocasts(device_type: str) -> bool:
-    """Tell whether autocast is on, which not every kind of device knows."""
+    """Tell whether autocast is enabled; some device types do not support it."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Round to autocast's dtype where it is on; float64 and integers stay, as in PyTorch's own attention."""
+    """Cast to autocast's dtype if autocast is enabled, except float64 and integers, as PyTorch's own attention does."""
     if not autocasts(tensors[0].device.type):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
@@ -27,11 +27,11 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def resolve_scale(scale: float | None, head_dim: int) -> float:
-    """Return the factor of the logits: a finite number, of which nobody expects a gradient."""
+    """Return the factor of the logits, a finite number. A scale that requires a gradient is refused: it would get none."""
     if scale is None:
         return float(head_dim**-0.5)
     if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():
-        raise ValueError("scale requires a gradient, which it does not get: multiply q by it and give scale=1.0.")
+        raise ValueError("scale requires a gradient, but would get none: multiply q by it and pass scale=1.0.")
     scale = float(scale)
     if not -math.inf < scale < math.inf:
         raise ValueError(f"scale is {scale}; it must be finite.")
@@ -39,14 +39,14 @@ def resolve_scale(scale: float | None, head_dim: int) -> float:
 
 
 def check_types(**tensors: Tensor | None) -> None:
-    """Check that all that are given are tensors."""
+    """Check that every argument that is not None is a tensor."""
     for name, x in tensors.items():
         if x is not None and not isinstance(x, Tensor):
             raise ValueError(f"{name} is of type {type(x).__name__}; it must be a torch.Tensor.")
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Check shapes, dtypes and devices. Each is asked for once: that is what takes time in short calls."""
+    """Check shapes, dtypes and devices. Each attribute is read only once, as reading them dominates the time of short calls."""
     q_shape, k_shape, v_shape, dtype, device = q.shape, k.shape, v.shape, q.dtype, q.device
     for name, shape, layout in (
         ("q", q_shape, "(B, Q, H, D)"),
@@ -82,7 +82,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_limits(q: Tensor, k: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None, window_size: int | None) -> None:
-    """Check the options that hide keys, as far as shapes and dtypes tell."""
+    """Check shapes, dtypes and devices of the options that hide keys."""
     B, Q = q.shape[:2]
     T = k.shape[1]
     integers = (torch.int32, torch.int64)
@@ -113,9 +113,9 @@ def check_limit_values(num_keys: int, seq_start: Tensor | None, cu_seqlens: Tens
 
 
 def pick_backend(backend: str, q: Tensor) -> str:
-    """Name the backend that runs: "auto" is triton for CUDA tensors, chunked for others.
+    """Return the backend that runs: "auto" is triton for CUDA tensors, chunked for others.
 
-    ValueError: an unknown name, or triton without CUDA tensors and without Triton's interpreter."""
+    Raises ValueError for an unknown name, and for triton without CUDA tensors and without Triton's interpreter."""
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; allowed are {BACKENDS}.")
     if backend == "auto":
@@ -126,13 +126,13 @@ def pick_backend(backend: str, q: Tensor) -> str:
 
 
 def refuse_transforms() -> None:
-    """Refuse to compute under torch.func, which sees through plain PyTorch alone."""
+    """Raise under transforms of torch.func, which support plain PyTorch only."""
     if torch._C._are_functorch_transforms_active():
-        raise ValueError("grad, vmap, jvp and their like of torch.func need backend='reference'.")
+        raise ValueError("transforms (grad, vmap, jvp, ...) of torch.func need backend='reference'.")
 
 
 def first_key_within(batch: int, position_T: Tensor, seq_start_B: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """Find the first key of each position's document behind the padding, int32 (B, T), non-decreasing along T."""
+    """Return the first key of each position's document after the left padding, int32 (B, T), non-decreasing along T."""
     first_BT = torch.zeros_like(position_T).expand(batch, -1)
     if cu_seqlens is not None:
         boundaries = cu_seqlens.to(torch.int32).contiguous()
@@ -144,11 +144,11 @@ def first_key_within(batch: int, position_T: Tensor, seq_start_B: Tensor | None,
 
 
 def zero_padding(v_BTGD: Tensor, seq_start_B: Tensor) -> Tensor:
-    """Replace values before each sequence's start by 0: a weight of 0 does not hide NaN or infinity."""
+    """Replace values before each sequence's start by 0, as a weight of 0 times NaN or infinity is NaN."""
     position_T = torch.arange(v_BTGD.shape[1], device=v_BTGD.device)
     return v_BTGD.masked_fill((position_T < seq_start_B[:, None])[..., None, None], 0.0)
 
 
 def schema(options: type) -> str:
-    """Return the fields of a NamedTuple in PyTorch's language for the schemas of operators."""
+    """Return the fields of a NamedTuple in PyTorch's operator schema language."""
     return ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(options).items())

@@ -1,4 +1,4 @@
-"""Layouts of the paths in plain PyTorch: batch and heads folded into one dimension, N = B * H."""
+"""Layout of the backends in plain PyTorch: batch and heads folded into one dimension, N = B * H."""
 
 import torch
 from torch import Tensor

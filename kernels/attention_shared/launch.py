@@ -1,9 +1,10 @@
-"""Launching a Triton kernel again, without what Triton does at every call: 10 to 40 us of Python, more than short inputs take.
+"""Fast relaunch of a Triton kernel, without the 10 to 40 us of Python that Triton runs at every call, more than short inputs
+take on the GPU.
 
-What was compiled depends on dtypes, starts at multiples of 16 bytes, and integers that are 1 or multiples of 16; a description
-of tiles for the copy engine on address, shape and strides. That, and how a compiled kernel is run, is not part of Triton's
-interface: a version that this was not tried with launches by itself. Every object counts: autograd's thread, on another core,
-takes some four times as long for the same lines."""
+Triton specialises a kernel on dtypes, on pointers aligned to 16 bytes, and on integers that are 1 or multiples of 16; a TMA
+descriptor depends on address, shape and strides. Neither this nor how a compiled kernel is launched is part of Triton's public
+interface, so in versions not listed in TRIED Triton launches by itself. Every Python object counts: autograd's thread, on
+another core, takes some four times as long for the same lines."""
 
 import functools
 import inspect
@@ -20,16 +21,17 @@ from triton.runtime import driver
 
 TRIED = ("3.6.0", "3.7.1")
 _VERSION = triton.__version__.partition("+")[0]
-# On AMD's GPUs what is compiled depends on the sizes of tensors too.
+# On AMD's GPUs Triton also specialises on the sizes of tensors.
 RELAUNCH = _VERSION in TRIED and torch.version.hip is None
-_GATHERED = _VERSION != "3.6.0"  # Triton's C function takes the kernel's arguments as one
+_GATHERED = _VERSION != "3.6.0"  # Triton's C function takes the kernel's arguments as one list
 
 Descriptor = tuple[Callable[..., Any], Tensor, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""(make, tensor, shape, strides, block) of tiles to load; make(tensor, shape, strides, block), lists, is Triton's."""
+"""(make, tensor, shape, strides, block) of tiles to load; make(tensor, shape, strides, block), called with lists, returns
+Triton's descriptor."""
 
 
 class _Known(NamedTuple):
-    """Compiled kernel as Triton's C function takes it."""
+    """Compiled kernel with the arguments of Triton's C launch function."""
 
     run: Callable[..., None]
     head: tuple[Any, ...]
@@ -50,9 +52,9 @@ def launch(
 ) -> None:
     """Run kernel[grid](*descriptors, *tensors, *scalars, **options).
 
-    `options` are the kernel's constexprs, its last parameters, and what Triton wants to know."""
+    `options` are the kernel's constexprs, which are its last parameters, and Triton's launch options."""
     device = torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None  # None: under an interpreter
-    # Tensors as addresses: Triton would ask each for its own, and the driver whether it knows it.
+    # Tensors are passed as addresses: Triton would ask each tensor for its address, and the driver to validate it.
     addresses = [0 if x is None else x.data_ptr() for x in tensors]
     key = (
         id(kernel), device, *[None if x is None else x.dtype for x in tensors], _kinds(*scalars), *options.values(),
@@ -64,7 +66,7 @@ def launch(
     if known is None or not RELAUNCH or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
         made = [make(x, list(shape), list(strides), list(block)) for make, x, shape, strides, block in descriptors]
         compiled = kernel[grid](*made, *tensors, *scalars, **options)
-        if RELAUNCH and hasattr(compiled, "packed_metadata"):  # an interpreter gives nothing back
+        if RELAUNCH and hasattr(compiled, "packed_metadata"):  # an interpreter returns nothing
             count = len(descriptors) + len(tensors) + len(scalars)
             _remember(key, compiled, tuple(options[name] for name in kernel.arg_names[count:]))
         return
@@ -85,17 +87,17 @@ def launch(
 
 @functools.lru_cache(4096, typed=True)
 def _kinds(*scalars: int | float) -> tuple[Any, ...]:
-    """Classify numbers as Triton does: each class is compiled for."""
+    """Classify numbers as Triton does, which compiles a kernel for each class."""
     return tuple((-1 if n == 1 else 2 * (n >= 2**31) + (n % 16 == 0)) if isinstance(n, int) else n.__class__ for n in scalars)
 
 
 def _remember(key: tuple[Any, ...], compiled: Any, constants: tuple[Any, ...]) -> None:
-    """Keep what Triton's launcher (`CudaLauncher`) passes on, unless it first has to allocate memory for the kernel."""
+    """Cache the arguments that Triton's `CudaLauncher` passes on, unless the kernel needs scratch memory to be allocated."""
     own = compiled.run
     if own.global_scratch_size or own.profile_scratch_size:
         return
     run, metadata, describe = own.launch, (), None
-    if inspect.isfunction(run):  # around the C function, to replace descriptors
+    if inspect.isfunction(run):  # a wrapper of the C function that encodes descriptors
         around = inspect.getclosurevars(run)
         run, metadata = around.nonlocals["launcher"], around.nonlocals["tensordesc_meta"]
         describe = around.globals["make_tensordesc_arg"]
@@ -117,7 +119,7 @@ def _remember(key: tuple[Any, ...], compiled: Any, constants: tuple[Any, ...]) -
 
 
 class _Address(int):
-    """Stand-in for a tensor, which a cache must not keep alive."""
+    """Stand-in for a tensor, which the cache must not keep alive."""
 
     data_ptr = int.__int__
 
@@ -129,10 +131,10 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """Divide, rounding up: triton.cdiv, without what it does to serve kernels too."""
+    """Divide, rounding up: triton.cdiv without its overhead of also working in kernels."""
     return -(-a // b)
 
 
 def power_of_two(n: int) -> int:
-    """Find the next power of two, n itself included."""
+    """Return the smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()

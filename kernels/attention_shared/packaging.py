@@ -1,6 +1,6 @@
-"""Build of an operator's folder as a package of its own, with this one inside. Its pyproject.toml names `Build`.
+"""Build of an operator's folder as a separate package that contains this folder. Its pyproject.toml names `Build`.
 
-The copies import this folder from one level further down; else they are the files that the suite runs."""
+The copies are the files that the suite runs, except that they import this folder from one level further down."""
 
 import re
 from pathlib import Path
@@ -12,10 +12,10 @@ _IMPORT = re.compile(r"^( *from \.+)\.(attention_shared)", re.MULTILINE)
 
 
 class Build(build_py):
-    """setuptools' copying of sources."""
+    """Step of setuptools that copies sources."""
 
     def run(self) -> None:
-        """Copy the one package of the project, and the shared parts into it."""
+        """Copy the project's only package, with the shared parts inside."""
         (package,) = self.packages
         target = Path(self.build_lib, package)
         for source, place in ((SHARED.parent / package, target), (SHARED, target / SHARED.name)):

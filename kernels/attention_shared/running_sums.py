@@ -1,4 +1,4 @@
-"""Running sums that repeat bit by bit: on a GPU `cumsum` has no order that does."""
+"""Running sums that are bit-for-bit reproducible: the summation order of `cumsum` varies on a GPU."""
 
 import math
 
@@ -8,11 +8,11 @@ from torch.nn.functional import pad
 
 
 def running_sums(x_BTH: Tensor, before_B1H: Tensor | None = None) -> Tensor:
-    """Return the sums over tokens up to each, (B, T, H) in float64, going on from those of the token before, if any."""
+    """Return the inclusive sums over tokens, (B, T, H) in float64, continuing from the previous token's sums, if any."""
     B, T, H = x_BTH.shape
     if T == 1 and before_B1H is not None:
         return before_B1H + x_BTH
-    tile = math.isqrt(max(T, 1) - 1) + 1  # products with ones, tile by tile
+    tile = math.isqrt(max(T, 1) - 1) + 1  # matrix products with ones, tile by tile
     x_BHNN = pad(x_BTH.transpose(1, 2).double(), (0, tile * tile - T)).view(B, H, tile, tile)
     ones_NN = torch.ones(tile, tile, dtype=torch.float64, device=x_BTH.device).triu()
     sums_BHNN = x_BHNN @ ones_NN

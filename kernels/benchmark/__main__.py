@@ -1,8 +1,8 @@
-"""Measure the attention kernels on this GPU, or show what was measured: `python -m kernels.benchmark [MODE ...] [--show]`.
+"""Measure the attention kernels on this GPU, or show stored measurements: `python -m kernels.benchmark [MODE ...] [--show]`.
 
-Modes: `times` of all operators and their peers; `errors` of forgetting attention by regime, against float64; `decode`, times of
-one token over a cache; `model`, training steps of flash-linear-attention's FoX with its attention and with ours; `tiles`, which
-share of the causal tiles each pruning rule leaves (needs no GPU)."""
+Modes: `times` of all operators and their alternatives; `errors` of forgetting attention by regime, against float64; `decode`,
+times of one token over a cache; `model`, training steps of flash-linear-attention's FoX with its attention and with ours;
+`tiles`, the share of the causal tiles that each pruning rule keeps (needs no GPU)."""
 
 import sys
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ PACKAGES = Path(__file__).parents[1]
 TABLES = {"errors_by_regime": error_table, "decoding": decoding_table, "fla_model": model_table}
 REGIMES = {
     "forgetting_attention": "Gates from very local to global over the heads, or all open.",
-    "stick_breaking": "Logits N(-9, 1), which let every key count (long), or N(0, 1), where a stick is used up after some\n"
-    "fifty keys (short); softmax attention takes as long with any.",
+    "stick_breaking": "Logits N(-9, 1), with which every key counts (long), or N(0, 1), with which a stick is used up after\n"
+    "some fifty keys (short); the time of softmax attention does not depend on them.",
 }
 DRAWN = {
     "forgetting_attention": ("attention.png", "local to global", "forget gates from very local to global over the heads"),
@@ -43,7 +43,7 @@ class Options:
 
     modes: Positional[tuple[Mode, ...]] = ("times", "errors", "decode", "model")
     """Times of the kernels, errors by regime, times of one token over a cache, of a model's training step, share of tiles that
-    pruning leaves."""
+    pruning keeps."""
     show: bool = False
     """Print and draw the stored rows; needs no GPU."""
     rows: Path = FOLDER
@@ -53,15 +53,15 @@ class Options:
     only: tuple[str, ...] = ()
     """Providers to measure besides cuDNN's softmax; all by default."""
     shape: UseAppendAction[tuple[Shape, ...]] = ()
-    """B T H D (repeatable) to time; the usual ones of each operator by default."""
+    """B T H D (repeatable) to time; defaults to each operator's own list."""
     limit_s: int = LIMIT_S
-    """Seconds after which a provider is left where it compiles, tunes and runs: the times that it lacks are stored as NaN."""
+    """Seconds that a provider may take to compile, tune and run; times that are missing then are stored as NaN."""
     code: str = ""
-    """Code that is measured, where no checkout tells (a commit, a word)."""
+    """Version of the measured code (a commit, a word), if it is not run from a checkout."""
 
 
 def timed_operators() -> "dict[str, Operator]":
-    """Return what `times` measures, by kind."""
+    """Return the operators that `times` measures, by kind."""
     from kernels.benchmark.mamba2 import CONVOLUTION, RECURRENCE
     from kernels.benchmark.operators import FORGETTING, STICK_BREAKING
 
@@ -69,11 +69,11 @@ def timed_operators() -> "dict[str, Operator]":
 
 
 def measured(options: Options) -> None:
-    """Measure group by group; each group's rows are kept as soon as they are there. ValueError: no GPU for what needs one."""
+    """Measure group by group, and store each group's rows as soon as it ends. Raises ValueError if it lacks a GPU."""
     import torch
 
     if set(options.modes) - {"tiles"} and not torch.cuda.is_available():
-        raise ValueError("all but tiles is measured on a GPU, and torch sees none; --show prints what is stored")
+        raise ValueError("every mode but tiles needs a GPU, and torch finds none; --show prints the stored rows")
     from kernels.benchmark.decode import measure_decoding
     from kernels.benchmark.errors import measure_errors
     from kernels.benchmark.model import KIND, measure_model
@@ -96,7 +96,7 @@ def measured(options: Options) -> None:
     if "tiles" in options.modes:
         shapes = options.shape or operators["forgetting_attention"].shapes
         lines = [(", ".join(map(str, shape)), *(f"{100 * share:.1f}" for share in tiles_left(shape))) for shape in shapes]
-        print(markdown(("B, T, H, D", "left by ACP's rule (%)", "left by the tight rule (%)"), lines))
+        print(markdown(("B, T, H, D", "kept by ACP's rule (%)", "kept by the tight rule (%)"), lines))
 
 
 def check_shown(options: Options) -> None:
@@ -104,13 +104,13 @@ def check_shown(options: Options) -> None:
     unread = {"only", "shape", "limit_s", "code"}
     given = [item.name for item in fields(Options) if item.name in unread and getattr(options, item.name) != item.default]
     if given:
-        raise ValueError(f"--show reads no {', '.join('--' + name.replace('_', '-') for name in given)}; leave it out")
+        raise ValueError(f"--show does not use {', '.join('--' + name.replace('_', '-') for name in given)}; leave it out")
     if "tiles" in options.modes:
-        raise ValueError("tiles has no stored rows to show; without --show it is computed, with no GPU")
+        raise ValueError("tiles has no stored rows to show; run it without --show (it needs no GPU)")
 
 
 def show(options: Options) -> None:
-    """Print a table for each mode whose rows are there, and draw the times. ValueError: none are there."""
+    """Print a table for each mode that has rows, and draw the times. Raises ValueError if there are no rows."""
     kinds = {"times": options.operators, "errors": ("errors_by_regime",), "decode": ("decoding",), "model": ("fla_model",)}
     asked = [kind for mode in options.modes for kind in kinds.get(mode, ())]
     there = {kind: read(kind, options.rows) for kind in asked if any((options.rows / kind).glob("*.parquet"))}
@@ -132,7 +132,7 @@ def show(options: Options) -> None:
 
 
 def tables(measured: dict[str, pd.DataFrame]) -> str:
-    """Return the page of tables of rows by kind."""
+    """Return a page with a table for each kind of rows."""
     text = (
         "# Times and errors of the kernels\n\nWritten by `python -m kernels.benchmark --show` from the rows in measurements/.\n"
     )
@@ -143,8 +143,8 @@ def tables(measured: dict[str, pd.DataFrame]) -> str:
 
 
 def page(kind: str, measured: dict[str, pd.DataFrame]) -> str:
-    """Return an operator's own page with the tables that it has a place for, from rows by kind: of training's times, in the
-    regimes that are drawn, of decoding's, and of a model's steps."""
+    """Return an operator's own page with the tables for which it has a placeholder, from rows by kind: training times in the
+    regimes that are drawn, decoding times, and a model's training steps."""
     rows, text = measured[kind], (PACKAGES / kind / "README.md").read_text()
     shown = rows[(rows.operation == "forward+backward") & rows.gates.isin((DRAWN[kind][1], "short", "any"))]
     decoded, steps = decoding_table(measured["decoding"]), model_table(measured["fla_model"])

@@ -1,7 +1,7 @@
-"""Forgetting attention in softmax attention as it is: the sums of the gates stand in further channels of queries and keys.
+"""Forgetting attention with unmodified softmax attention: the sums of the gates are in extra channels of queries and keys.
 
-A query's sum times one, and one times minus a key's, add the decay to their product. In 16 bits a sum is split into three
-parts, whose rounding error is that of float32; the gradient goes through the first."""
+The query's sum times one, and one times minus the key's sum, add the decay to the product. In 16 bits a sum is split into three
+parts, whose rounding error is that of float32; the gradient flows through the first."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PARTS, MORE = 3, 8
-"""Parts of a sum, and channels more: kernels take multiples of eight."""
+"""Parts of a sum, and extra channels: kernels take multiples of eight."""
 
 
 def channels_attention(

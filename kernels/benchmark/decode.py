@@ -1,5 +1,5 @@
-"""Times of one token over a cache, as in generation: in a CUDA graph, where launching costs nothing, and over caches in turn,
-more than the GPU's own memory of what it read last can hold, as a model's other layers come between."""
+"""Times of decoding one token over a cache, as in generation: in a CUDA graph, without launch overhead, and cycling over more
+caches than the L2 cache can hold, as a model's other layers run in between."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ def make_cache(shape: Shape, device: str = "cuda") -> list[Tensor]:
 
 
 def decoders(shape: Shape, device: str = "cuda") -> dict[str, Attention]:
-    """Name what decodes at this shape; all read keys and values as the models' cache holds them."""
+    """Return the decoders of a shape by name; all read keys and values in the layout of the models' cache."""
     B, T, H, D = shape
     threshold = torch.full((B, H), float(forgetting.pruning_threshold(math.sqrt(D), T)), device=device)
     return {
@@ -54,7 +54,7 @@ def _in_turn(attention: Attention, caches: Iterator[list[Tensor]]) -> Tensor:
 
 
 def check(provider: str, shape: Shape, device: str = "cuda") -> float:
-    """Compute the largest error against float64 over a shorter cache. RuntimeError: more than a few bf16 ulp."""
+    """Compute the largest error against float64 over a shorter cache. Raises RuntimeError above a few bf16 ulp."""
     shape = 1, min(shape[1], 8192), 4, shape[3]
     q, k, v, sums = make_cache(shape, device)
     gates = forgetting.gates_of_sums(sums) * (not provider.startswith("softmax"))
@@ -67,7 +67,7 @@ def check(provider: str, shape: Shape, device: str = "cuda") -> float:
 
 
 def measure_decoding(shapes: tuple[Shape, ...], only: tuple[str, ...], limit_s: int, device: str = "cuda") -> Iterator[Row]:
-    """Make a row per provider (`only` those named, or all) and shape, and one of what reading keys and values takes."""
+    """Yield a row per provider (those in `only`, or all) and shape, and one with the time of reading keys and values."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     for shape in shapes or SHAPES:
         inputs = make_cache(shape, device)

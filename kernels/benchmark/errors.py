@@ -1,8 +1,8 @@
 """Errors of outputs and gradients against float64, relative to the norm of each, by provider and regime.
 
-A regime is the size of q (q and k are normal, so with D = 64 logits have that standard deviation) and where the gates are: the
-mean of their logits, from very local (almost nothing is kept) over near 0.5, where training starts, to open. Errors are root
-mean squares over DRAWS of the inputs: that of open gates' gradient is up to a third off in a single one."""
+A regime is the scale of q (q and k are normal, so this is the logits' standard deviation) and the mean of the gates' logits,
+from very local (almost nothing is kept) through near 0.5, where training starts, to open. Errors are root mean squares over
+DRAWS of the inputs: in a single draw the error of open gates' gradient is up to a third off."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ class Regime:
 
 
 def make_regime(logit: float, gates: str, head_dim: int, seed: int = 0, device: str = "cuda") -> Regime:
-    """Draw a regime; its exact values come from the readable reference."""
+    """Draw a regime's inputs, and compute its exact values by the readable reference."""
     generator = torch.Generator(device).manual_seed(seed)
     q, k, v, do = (torch.randn(*SHAPE, head_dim, device=device, generator=generator).to(DTYPE) for _ in range(4))
     z = torch.randn(SHAPE, device=device, generator=generator)
@@ -46,7 +46,7 @@ def make_regime(logit: float, gates: str, head_dim: int, seed: int = 0, device: 
 
 
 def relative_errors(attention: Callable[..., Tensor], regime: Regime) -> list[float]:
-    """Compute the errors of o, dq, dk, dv and dlog_fgate; inf where something is not finite."""
+    """Compute the errors of o, dq, dk, dv and dlog_fgate; inf for a result that is not finite."""
     o = attention(*regime.inputs)
     found = [o, *torch.autograd.grad(o, regime.inputs, regime.do)]
     errors = [((x.double() - y).norm() / y.norm()).item() for x, y in zip(found, regime.exact, strict=True)]
@@ -54,10 +54,10 @@ def relative_errors(attention: Callable[..., Tensor], regime: Regime) -> list[fl
 
 
 def measure_errors(only: tuple[str, ...], head_dims: tuple[int, ...] = (64, 128), device: str = "cuda") -> Iterator[Row]:
-    """Make one row per provider (`only` those named, or all) and regime."""
+    """Yield one row per provider (those in `only`, or all) and regime."""
     gated = {name: f for name, f in providers().items() if not name.startswith("softmax") and not name.endswith("pruned")}
     found = {name: f for name, f in gated.items() if not only or name in only}
-    limit_tuning()  # errors hardly depend on tile sizes: a short search will do
+    limit_tuning()  # errors hardly depend on tile sizes: a short search suffices
     for head_dim, logit, gates in itertools.product(head_dims, LOGITS, GATES):
         squares = {name: [0.0] * len(GRADIENTS) for name in found}
         for seed in range(DRAWS):

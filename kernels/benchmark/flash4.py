@@ -1,8 +1,8 @@
-"""Forgetting attention in FlashAttention-4: the gates are a bias of the scores, which has no gradient there, and nothing is
+"""Forgetting attention with FlashAttention-4: the gates are a bias of the scores, which gets no gradient there, and nothing is
 pruned.
 
-A further channel is zero in the keys, and one over the scale in the queries: its gradient in a key is the gradient of the key's
-sum of gates. A query's own sum has none: it is a constant of its row."""
+An extra channel is zero in the keys, and one over the scale in the queries: its gradient in a key is minus the gradient of the
+key's sum of gates. A query's own sum has none, as it is constant along its row."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MORE = {64: 32}
-"""Channels more by D, otherwise eight: the kernel takes multiples of eight, but at 72 and 80 the dQ of 4.0.0b36 is wrong, also
+"""Extra channels by D, otherwise eight: the kernel takes multiples of eight, but at 72 and 80 the dQ of 4.0.0b36 is wrong, even
 without a bias."""
 Softmax = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 """(q, k (B, T, H, wider), v (B, T, H, D), sums of log gates (B, H, T), scale) -> (B, T, H, D); the sums get no gradient."""
@@ -20,7 +20,7 @@ Softmax = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
 @functools.cache
 def flash4_softmax() -> Softmax:
-    """Compile FlashAttention-4 with the bias. ImportError: it is not installed."""
+    """Compile FlashAttention-4 with the bias. Raises ImportError if it is not installed."""
     import cutlass  # type: ignore[import-not-found]
     from cutlass import cute  # type: ignore[import-not-found]
     from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]

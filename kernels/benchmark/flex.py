@@ -1,6 +1,6 @@
-"""Forgetting attention in FlexAttention: the gates are a bias of the scores, the mask is causal, and nothing is pruned.
+"""Forgetting attention with FlexAttention: the gates are a bias of the scores, the mask is causal, and nothing is pruned.
 
-The bias is of float32 sums of gates. What a query's own sum gets is zero, a constant of its row, and is not computed."""
+The bias uses float32 sums of gates. The gradient of a query's own sum, constant along its row, is zero and is not computed."""
 
 import functools
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 def flex_forgetting_attention(
     q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, flex: Callable[..., Any] = flex_attention
 ) -> Tensor:
-    """Compute attention of q, k, v (B, T, H, D) with log gates (B, T, H). For speed give `flex` compiled; the sums stay outside
-    of it: what a bias captures must lie in memory for its gradient to be compiled."""
+    """Compute attention of q, k, v (B, T, H, D) with log gates (B, T, H). For speed pass a compiled `flex`; the sums stay
+    outside it, as a tensor that a bias captures must be materialised for its gradient to compile."""
     dtype = torch.promote_types(q.dtype, torch.float32)
-    # Copies: the gradients of what a bias captures are added up in its own layout, and it may be read once only.
+    # Copies: the gradient of a captured tensor is accumulated in the tensor's own layout, and each may be read only once.
     cum_BHT = log_fgate.transpose(1, 2).double().cumsum(-1).to(dtype)
     of_key = cum_BHT.clone(memory_format=torch.contiguous_format)
     of_query = of_key.detach().clone()
@@ -31,6 +31,6 @@ def flex_forgetting_attention(
     return o.transpose(1, 2)
 
 
-@functools.lru_cache(maxsize=1)  # made once for all steps of a training
+@functools.lru_cache(maxsize=1)  # made once for all steps of a run
 def _causal(T: int, device: str) -> BlockMask:
     return create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=device)

@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence and the short convolution in front of it, ours and flash-linear-attention's.
+"""Mamba-2's recurrence and the short convolution before it, ours and flash-linear-attention's.
 
 Shapes are B, T, H, P: batch, tokens, heads, value channels of a head; keys have 128 channels.
 
@@ -20,7 +20,7 @@ SHAPES = ((16, 4096, 16, 64), (2, 16_384, 48, 64))  # of the trained models of 5
 
 def recurrent_inputs(shape: Shape, regime: str, device: str = "cuda") -> list[Tensor]:
     """Draw q, k (B, T, N), x (B, T, H, P), step and log_decay (B, T, H) and skip (H,), with gradient, and dO. Step sizes are
-    from 0.001 to 0.1 and log decays -1 to -16 times as much, as a model begins with."""
+    from 0.001 to 0.1 and log decays -1 to -16 times as much, as at a model's initialisation."""
     B, T, H, P = shape
     generator = torch.Generator(device).manual_seed(0)
     q, k = (torch.randn(B, T, STATE, device=device, generator=generator) / STATE**0.5 for _ in range(2))
@@ -42,7 +42,7 @@ def convolved_inputs(shape: Shape, regime: str, device: str = "cuda") -> list[Te
 
 
 def exact_convolution(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor) -> Tensor:
-    """Convolve by PyTorch, in any dtype."""
+    """Compute the convolution in PyTorch, in any dtype."""
     padded = F.pad(x_BTD.transpose(1, 2), (WIDTH - 1, 0))
     return F.silu(F.conv1d(padded, weight_DW[:, None], bias_D, groups=len(bias_D))).transpose(1, 2)
 

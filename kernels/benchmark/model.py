@@ -16,14 +16,14 @@ from kernels.benchmark.times import Row
 KIND = "fla_model"
 SHAPES: tuple[Shape, ...] = ((2, 16_384, 16, 64), (1, 16_384, 8, 128))
 LAYERS, VOCAB_SIZE = 24, 32_000
-"""fla's own, of its smallest model: 340M parameters with 16 heads of 64."""
+"""Sizes of fla's smallest model: 340M parameters with 16 heads of 64."""
 STEPS, SAMPLES = 4, 5
-"""Steps of a sample: none waits for the one before it, as in training. The first sample tunes and is left out."""
+"""Steps per sample, without synchronisation in between, as in training. A first sample, for tuning, is dropped."""
 BACKENDS = {"fla": "0", "fla, ours as backend": "1"}
 
 
 def make_model(hidden_size: int, num_heads: int) -> nn.Module:
-    """Build fla's FoX with fresh weights. ImportError: fla is not installed."""
+    """Build fla's FoX with fresh weights. Raises ImportError if fla is not installed."""
     import kernels.hf_guard  # isort: skip  (before fla)
     from fla.models import ForgettingTransformerConfig, ForgettingTransformerForCausalLM
 
@@ -38,8 +38,8 @@ def make_model(hidden_size: int, num_heads: int) -> nn.Module:
 
 
 def measure_model(shapes: tuple[Shape, ...], device: str = "cuda") -> Iterator[Row]:
-    """Make a row per backend and shape: forward, backward and no optimiser, bf16 autocast, fp32 weights. RuntimeError: the
-    losses of the backends differ by more than a thousandth."""
+    """Yield a row per backend and shape: forward, backward and no optimiser, bf16 autocast, fp32 weights. Raises RuntimeError
+    if the losses of the backends differ by more than a thousandth."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     for shape in shapes or SHAPES:
         B, T, H, D = shape
@@ -65,7 +65,7 @@ def measure_model(shapes: tuple[Shape, ...], device: str = "cuda") -> Iterator[R
 
 
 def _sample(model: nn.Module, ids: torch.Tensor) -> tuple[float, float]:
-    """Run steps of forward and backward; return milliseconds a step, and the loss."""
+    """Run STEPS of forward and backward; return milliseconds per step, and the loss."""
     begin = time.perf_counter()
     for _ in range(STEPS):
         with torch.autocast(ids.device.type, DTYPE):

@@ -1,10 +1,10 @@
-"""Operators that are measured: their shapes, inputs and providers, and what is exact.
+"""Operators that are measured: their shapes, inputs, providers and references.
 
 Forgetting attention: q and k are RMS-normalised per head. Gate logits are linspace(0, 9) over the heads plus N(0, 1) per token
 ("local to global": heads range from very local to global), or 30 ("open": nothing decays, nothing can be pruned).
 
 Stick-breaking attention: logits are N(0, 1) ("short": a row's stick is used up after some fifty keys and the rest is skipped),
-or N(-9, 1) ("long": every key of 16,384 counts and nothing can be skipped). Softmax attention is given a rotary embedding."""
+or N(-9, 1) ("long": every key of 16,384 counts and nothing can be skipped). Softmax attention gets a rotary embedding."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ Attention = Callable[..., Tensor]
 Shape = tuple[int, int, int, int]
 """B, T, H, D."""
 DTYPE = torch.bfloat16
-OPEN = ("ours", "ours, pruned", "ours, tightly pruned")  # with open gates: what looking for something to prune costs
+OPEN = ("ours", "ours, pruned", "ours, tightly pruned")  # with open gates: the cost of looking for something to prune
 SHIFT = {"long": -9.0, "short": 0.0}
 
 
@@ -47,17 +47,17 @@ class Operator(NamedTuple):
     inputs: Callable[..., list[Tensor]]
     """(shape, regime, device) -> inputs with gradient, and dO."""
     providers: Callable[[Shape], dict[str, Attention]]
-    """By name; first what is there in any case, last what tunes itself for minutes."""
+    """Providers by name: first those that are always available, last those that tune themselves for minutes."""
     exact: Callable[[str], Attention | None]
-    """Name of a provider -> the readable reference of what it computes, where there is one."""
+    """Name of a provider -> the readable reference of what it computes, or None."""
     label: Callable[[str, str], str]
-    """(provider, regime) -> the regime that its row names; empty: not measured there."""
+    """(provider, regime) -> the regime named in its row; empty if not measured."""
     work: Callable[[Shape], float]
-    """FLOPs of a forward pass; 0: not counted."""
+    """FLOPs of a forward pass; 0 if not counted."""
 
 
 def attention_flops(shape: Shape) -> float:
-    """Count causal attention's FLOPs, skipped ones as done."""
+    """Count causal attention's FLOPs, including skipped ones."""
     B, T, H, D = shape
     return 2.0 * B * H * T * T * D
 
@@ -103,7 +103,7 @@ def _pruned(attention: Attention) -> Attention:
 
 
 def first(attention: Callable[..., Any]) -> Attention:
-    """Take the output of an operator that returns others, too."""
+    """Return only the first output of an operator."""
 
     def output(*inputs: Tensor) -> Tensor:
         result = attention(*inputs)
@@ -114,7 +114,7 @@ def first(attention: Callable[..., Any]) -> Attention:
 
 @functools.cache
 def providers() -> dict[str, Attention]:
-    """Find what can be measured here of forgetting attention. `fla` is its Triton path, whatever else is there."""
+    """Return the providers of forgetting attention that are available here. `fla` is its Triton path, even beside TileLang."""
     attention = forgetting.forgetting_attention
     found: dict[str, Attention] = {
         "ours": partial(attention, deterministic=False),
@@ -160,7 +160,7 @@ def providers() -> dict[str, Attention]:
 
 
 def _stick_providers(shape: Shape) -> dict[str, Attention]:
-    """Find what can be measured here of stick-breaking attention."""
+    """Return the providers of stick-breaking attention that are available here."""
     _, T, _, D = shape
     frequencies = 5e5 ** (-torch.arange(D // 2, device="cuda") / (D // 2))
     angles = torch.arange(T, device="cuda")[:, None] * frequencies
@@ -231,14 +231,14 @@ STICK_BREAKING = Operator(
     inputs=make_stick_inputs,
     providers=_stick_providers,
     exact=lambda provider: None if provider.startswith("softmax") else first(stick.reference_attention),
-    # How long softmax takes does not depend on its logits.
+    # The time of softmax attention does not depend on its logits.
     label=lambda provider, logits: logits if not provider.startswith("softmax") else "any" if logits == "long" else "",
     work=attention_flops,
 )
 
 
 def tiles_left(shape: Shape) -> tuple[float, float]:
-    """Compute which share of the causal tiles (0 to 1, mean over the heads) ACP's rule and the tight one leave."""
+    """Compute the share of the causal tiles (0 to 1, mean over the heads) that ACP's rule and the tight rule keep."""
     _, T, H, D = shape
     q, k, _, log_fgate, _ = (x.detach() for x in make_inputs((1, T, H, D), "local to global", "cpu"))
 

@@ -1,4 +1,4 @@
-"""Tables and pictures of what the kernel benchmarks measured. No torch, no GPU."""
+"""Tables and pictures of the kernel benchmarks' rows. Needs no torch and no GPU."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,15 +11,15 @@ from results.measured import GRADIENTS
 PICTURES = Path(__file__).parents[2] / "results" / "kernels"
 BASELINE = "softmax cuDNN"
 ROPE_BASELINE = "softmax cuDNN + RoPE"
-"""Baseline of stick-breaking attention, which needs no positions."""
+"""Baseline of stick-breaking attention, which needs no position encoding."""
 GATE_IN_CHANNELS, CUDNN_GATE = "flash-2, gate in channels", "cuDNN, gate in channels"
-"""Softmax attention as it is, with the sums of the gates in further channels."""
+"""Unmodified softmax attention, with the sums of the gates in extra channels."""
 FLEX = "flex, gate as score_mod"
-"""PyTorch's FlexAttention. Rows under "FlexAttention" are of a slower way: a mask for each call, and queries' gradients."""
+"""PyTorch's FlexAttention. Rows named "FlexAttention" are of a slower version: a new mask per call, and queries' gradients."""
 GATE_AS_BIAS = "flash-4, gate as score_mod"
-"""FlashAttention-4 with a bias of its scores, and a further channel for the gates' gradient."""
+"""FlashAttention-4 with a bias of its scores, and an extra channel for the gates' gradient."""
 MEMORY_LIMIT = "memory limit"
-"""Time of reading keys and values once at the GPU's bandwidth, as its clock and bus give it."""
+"""Time of reading keys and values once at the GPU's peak bandwidth, from its memory clock and bus width."""
 # In the order of the bars: softmax attention in greys, the others in colours.
 COLORS = {
     "softmax flash-2": "#C4C4C4",
@@ -41,34 +41,34 @@ COLORS = {
     "ours, tightly pruned": "#8C3A00",
 }
 TOO_SLOW = "too slow to compile"
-"""Cell, and place of the bar, of a provider that was given up after its time limit."""
+"""Table cell of a provider that exceeded its time limit, and label in place of its bar."""
 ALL_BARS, BOX = 0.94, {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 LIMIT_S = 240
 PASSES = ("forward", "forward+backward")
 SHAPE = ["batch", "seq_len", "num_heads", "head_dim"]
 PLACE = ["gpu", "triton"]
-"""Only the newest rows of a place are shown; rows of two places are shown beside each other."""
+"""Columns of a place: only its newest rows are shown; rows of different places are shown side by side."""
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """Find the newest row of every (place, provider, operation, gates, dtype, shape), and as `ratio` how many times faster than
-    cuDNN's softmax attention it was in the same measuring (same date); NaN without that."""
+    """Return the newest row of every (place, provider, operation, gates, dtype, shape), with `ratio`, its speed relative to
+    cuDNN's softmax attention in the same measurement (same date); NaN without one."""
     same = [*PLACE, "date", "operation", "dtype", *SHAPE]
     base = rows[rows.provider.isin((BASELINE, ROPE_BASELINE))].drop_duplicates(same)[[*same, "ms_q50"]]
     joined = rows.merge(base, "left", on=same, suffixes=("", "_base"))
     joined["ratio"] = joined.pop("ms_q50_base") / joined.ms_q50
-    joined = joined.sort_values("ms_q50", key=pd.Series.notna, kind="stable")  # a time is worth more than a newer lack of one
+    joined = joined.sort_values("ms_q50", key=pd.Series.notna, kind="stable")  # an older time wins over a newer NaN
     return joined.drop_duplicates([*PLACE, "provider", "operation", "gates", "dtype", *SHAPE], keep="last")
 
 
 def by_provider(rows: pd.DataFrame, value: str = "ms_q50", case: Iterable[str] = SHAPE) -> pd.DataFrame:
-    """Find the newest values: a line per place and case, a column per provider."""
+    """Return the newest values: a line per place and case, a column per provider."""
     index = [*PLACE, *case]
     return rows.drop_duplicates([*index, "provider"], keep="last").pivot(index=index, columns="provider", values=value)
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Markdown: speed over cuDNN's softmax in the same measuring, a column per provider, a line per shape, pass and regime."""
+    """Markdown: speed relative to cuDNN's softmax, a column per provider, a line per place, shape, pass and regime."""
     newest = compared(rows[rows.operation.isin(PASSES)]).assign(
         cell=lambda rows: [_cell(*pair) for pair in zip(rows.ms_q50, rows.ratio, strict=True)]
     )
@@ -79,8 +79,8 @@ def table(rows: pd.DataFrame) -> str:
         lines.append((gpu, triton, ", ".join(map(str, shape)), operation, gates, *(cells.get(name, "") for name in names)))
     note = "Milliseconds, newest rows."
     if newest.ratio.notna().any():
-        base = "for cuDNN milliseconds, which are alike in all regimes"
-        note = f"Times as fast as cuDNN's softmax attention in the same measuring, newest rows; {base}."
+        base = "for cuDNN itself milliseconds, which are alike in all regimes"
+        note = f"Speed relative to cuDNN's softmax attention in the same measurement, newest rows; {base}."
     return f"{note}\n\n{markdown(('GPU', 'Triton', 'B, T, H, D', 'pass', 'regime', *names), lines)}"
 
 
@@ -91,7 +91,7 @@ def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 
 def _by_shape(values: pd.DataFrame, names: Iterable[str]) -> str:
-    """Markdown: a column per provider, a line per place and shape, nothing where there is no value."""
+    """Markdown: a column per provider, a line per place and shape, empty cells without a value."""
     lines = []
     for (gpu, triton, *shape), *own in values[[*names]].itertuples():
         cells = ("" if pd.isna(value) else f"{value:.1f}" for value in own)
@@ -115,9 +115,9 @@ def decoding_table(rows: pd.DataFrame) -> str:
     names = [name for name in (*COLORS, MEMORY_LIMIT) if name in times]
     note = (
         "Microseconds for one token over a cache of T keys, in a CUDA graph, newest rows; gates from very local to\n"
-        "global over the heads. The memory limit is what reading all keys and values takes. Softmax attention reads\n"
-        "all. Ours leaves out, also without pruning, keys that have decayed below e^-2000: their weight rounds to\n"
-        "nothing, they are not read, and it can take less."
+        "global over the heads. The memory limit is the time of reading all keys and values, as softmax attention\n"
+        "does. Ours can take less: even without pruning it does not read keys that have decayed below e^-2000,\n"
+        "whose weight rounds to 0."
     )
     return f"{note}\n\n{_by_shape(times, names)}"
 
@@ -136,20 +136,20 @@ def error_table(rows: pd.DataFrame) -> str:
     lines = [(*about, *(f"{error:.1e}" for error in errors)) for about, *errors in worst.itertuples()]
     note = (
         "Error against float64, relative to the norm of each quantity: the largest over head sizes and sizes of the logits,\n"
-        "newest rows, bf16. With very local gates dq and dk are what is left of sums that cancel: 16 bits leave few digits."
+        "newest rows, bf16. With very local gates dq and dk are sums whose terms nearly cancel: 16 bits leave few digits."
     )
     return f"{note}\n\n{markdown(('GPU', 'Triton', 'gates', 'provider', *GRADIENTS), lines)}"
 
 
 def drawn_place(rows: pd.DataFrame) -> tuple[str, str]:
-    """Find the newest Triton and, with it, the GPU with the most providers, as (GPU, Triton)."""
+    """Return the newest Triton and, with it, the GPU with the most providers, as (GPU, Triton)."""
     counts = {(str(gpu), str(triton)): own.provider.nunique() for (gpu, triton), own in rows.groupby(PLACE)}
     return max(counts, key=lambda place: (_version(place[1]), counts[place]))
 
 
 def draw(rows: pd.DataFrame, path: Path, gates: str, title: str) -> None:
-    """Draw bars of speed relative to cuDNN's softmax attention where the gates are `gates`, one panel per operation; shapes
-    ordered by sequence length. Drawn is what one place measured. Nothing without cuDNN's rows."""
+    """Draw bars of the speed relative to cuDNN's softmax attention in the regime `gates`, of one place, one panel per
+    operation, shapes ordered by sequence length. Draws nothing without cuDNN's rows."""
     import matplotlib
 
     matplotlib.use("Agg")

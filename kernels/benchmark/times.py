@@ -1,7 +1,7 @@
-"""Times of an operator's providers on this GPU: each is held to float64 first, then timed. No provider is waited for without
-end, and rows are kept group by group, so that an interruption loses none.
+"""Times of an operator's providers on this GPU: each is checked against float64 first, then timed. Every provider has a time
+limit, and rows are stored group by group, so that an interruption loses none.
 
-Effective TFLOP/s of attention count skipped work as done: 4 B H T^2 D / 2 forward, and 3.5 times that forward + backward."""
+Effective TFLOP/s of attention include skipped work: 4 B H T^2 D / 2 forward, and 3.5 times that forward + backward."""
 
 import math
 import signal
@@ -22,17 +22,17 @@ from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, SHAPE
 from results.measured import add
 
 Row = dict[str, Any]
-FACTORS = {"forward": 1.0, "forward+backward": 3.5, "decode": 0.0}  # where memory is what takes time, work is not counted
+FACTORS = {"forward": 1.0, "forward+backward": 3.5, "decode": 0.0}  # decoding is memory-bound: FLOPs are not counted
 _began = time.monotonic()
 
 
 class TooLong(Exception):
-    """Raised at the limit; no OSError like TimeoutError, which compilers and caches catch."""
+    """Raised at the time limit; unlike TimeoutError it is no OSError, which compilers and caches catch."""
 
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Raise TooLong after so many seconds, when Python runs again: in the calling thread, which also computes gradients."""
+    """Raise TooLong after `seconds`, as soon as Python runs again, in the calling thread, which then also runs autograd."""
 
     def stop(*_: object) -> None:
         raise TooLong(f"more than {seconds} s to compile, tune and time")
@@ -48,7 +48,7 @@ def limited(seconds: int) -> Iterator[None]:
 
 
 def keep(kind: str, rows: Iterable[Row], label: str, code: str, folder: Path) -> None:
-    """Add rows as one measuring: as many as there are where it is cut short by an error, Ctrl-C or SIGTERM."""
+    """Store rows as one measurement; after an error, Ctrl-C or SIGTERM, the rows that there are."""
     terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)
     found = []
     try:
@@ -62,8 +62,8 @@ def keep(kind: str, rows: Iterable[Row], label: str, code: str, folder: Path) ->
 
 
 def measure(operator: Operator, shape: Shape, only: tuple[str, ...], limit_s: int) -> Iterator[Row]:
-    """Time forward and forward + backward of every provider (of `only` and cuDNN's, or of all) at one shape, in one run."""
-    date = datetime.now(UTC).isoformat(timespec="seconds")  # of rows that are compared with each other
+    """Time forward and forward + backward of every provider (those in `only` and cuDNN's, or all) at one shape, in one run."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")  # common to rows that are compared with each other
     for regime in operator.regimes:
         *inputs, do = operator.inputs(shape, regime)
         detached = [x.detach() for x in inputs]
@@ -83,8 +83,8 @@ def _both(attention: Attention, inputs: list[Tensor], wanted: list[Tensor], do: 
 
 
 def check(operator: Operator, name: str, attention: Attention, head_dim: int, regime: str) -> float:
-    """Compute the largest error of o against float64 at 1,024 tokens, NaN where nothing is exact. RuntimeError: an output or
-    gradient is more than a few bf16 ulp off."""
+    """Compute the largest error of o against float64 at 1,024 tokens, NaN without a reference. Raises RuntimeError if an output
+    or gradient is more than a few bf16 ulp off."""
     exact = operator.exact(name)
     if exact is None:
         return math.nan
@@ -104,8 +104,8 @@ def timed(
     provider: str, gates: str, shape: Shape, runs: dict[str, Callable[[], object]], check: Callable[[], float], date: str,
     limit_s: int, work: float = 0.0,
 ) -> list[Row]:  # fmt: skip
-    """Make a row of each operation, none where `check` raises; without times where the limit was reached before. `work` is a
-    forward pass's FLOPs, 0 where memory is what takes time."""
+    """Return a row for each operation: none if `check` or an operation raises, rows without times if the limit was reached
+    first. `work` is a forward pass's FLOPs, 0 if they are not counted."""
     dtype, label = str(DTYPE).removeprefix("torch."), f"{shape} {gates} {provider}"
     about = {"date": date, "provider": provider, "gates": gates, "dtype": dtype, **dict(zip(SHAPE, shape, strict=True))}
     names, error = ("ms_q20", "ms_q50", "ms_q80", "effective_tflops"), math.nan
@@ -123,7 +123,7 @@ def timed(
                 print(f"{label}: {operation} {ms[1]:.4f} ms, {tflops:.0f} TFLOP/s", flush=True)
     except TooLong as problem:
         print(f"{label}: {problem}", flush=True)
-    except Exception as problem:  # compilers of others raise whatever they like
+    except Exception as problem:  # other projects' compilers may raise anything
         print(f"{label}: not measured ({type(problem).__name__}: {problem})", flush=True)
         return []
     found = {"max_error": float(f"{error:.3g}")}

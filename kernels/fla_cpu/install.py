@@ -1,7 +1,7 @@
-"""Have fla's own layers run on the CPU: their entry points choose by the device of the first tensor.
+"""CPU support for fla's own layers: their entry points dispatch on the device of the first tensor.
 
-CUDA tensors go to the untouched fla function, CPU tensors to the PyTorch version in this package. Modules, parameter names and
-initialisation stay fla's, so a checkpoint moves freely between the two."""
+CUDA tensors go to the original fla function, CPU tensors to the PyTorch version in this package. Modules, parameter names and
+initialisation stay fla's, so a checkpoint works on both."""
 
 import functools
 import importlib
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from kernels.fla_cpu import modules, path_attention, recurrences, wall_attention
 from kernels.fla_cpu.tuning import limit_tuning
 
-# Module in which a layer looks its function up, its name there, and what a CPU tensor gets instead.
+# Module in which a layer looks the function up, the function's name there, and its replacement for CPU tensors.
 _PLACES: tuple[tuple[str, str, Callable], ...] = (
     ("fla.layers.hgrn2", "chunk_gla", recurrences.chunk_gla),
     ("fla.layers.hgrn2", "fused_recurrent_gla", recurrences.fused_recurrent_gla),
@@ -48,8 +48,8 @@ class NoCPUVersion(ValueError, RuntimeError):
 
 
 def install() -> None:
-    """Put the dispatching functions in place; a second call changes nothing. Raises ImportError where fla is
-    missing. What has no CPU version raises NoCPUVersion when it is called where Triton finds no GPU."""
+    """Install the dispatching functions; a second call changes nothing. Raises ImportError if fla is missing. Without a GPU,
+    a call of a function that has no CPU version raises NoCPUVersion."""
     with warnings.catch_warnings():
         # fla warns on import that Triton has no GPU here: that is what this package is for.
         warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def _explained(create_driver: Callable[[], Any]) -> Callable[[], Any]:
             here = [home for home in (recurrences, modules) if hasattr(home, name)]
             version = f"{here[0].__name__.split('.')[-1]}.{name}" if here else "your version in PyTorch"
             raise NoCPUVersion(
-                f"{caller} calls {module}.{name}, which flash-linear-attention has for GPUs only: compute on one, or add "
+                f"{caller} calls {module}.{name}, which flash-linear-attention has for GPUs only: use a GPU, or add "
                 f'("{caller}", "{name}", {version}) to _PLACES in kernels/fla_cpu/install.py'
             ) from error
 
@@ -86,7 +86,7 @@ def _explained(create_driver: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _called() -> tuple[str, str, str] | None:
-    """Find the function of fla that is running, the outermost one: where it is looked up, where it stands, its name."""
+    """Find the outermost fla function on the stack: the module that calls it, the module that defines it, its name."""
     found = None
     for frame, _ in traceback.walk_stack(None):  # from here outwards
         module = frame.f_globals.get("__name__", "")
@@ -100,7 +100,7 @@ def _called() -> tuple[str, str, str] | None:
 
 
 def _name_of(frame: FrameType) -> str | None:
-    """Return the name by which others call the function of a frame: its own, or that of an autograd function's `apply`."""
+    """Return the module-level name of a frame's function: its own, or the one bound to an autograd function's `apply`."""
     owner = frame.f_globals.get(frame.f_code.co_qualname.partition(".")[0])
     if callable(frame.f_globals.get(frame.f_code.co_name)):
         return frame.f_code.co_name
@@ -114,7 +114,7 @@ def _by_device(fla_function: Callable, cpu_function: Callable) -> Callable:
         first = next(a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
         if first.device.type not in ("cpu", "meta"):
             return fla_function(*args, **kwargs)
-        # The PyTorch versions choose fp32 themselves; autocast would turn their matmuls back into bf16.
+        # The PyTorch versions compute in fp32; autocast would cast their matmuls back to bf16.
         with torch.autocast("cpu", enabled=False):
             return cpu_function(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""PyTorch versions of fla's norms and convolutions that the baselines' layers call, with the same arguments."""
+"""PyTorch versions of the norms and convolutions of fla that the baselines' layers call, with the same arguments."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 def rms_norm(
     x: Tensor, weight: Tensor | None, bias: None = None, residual: None = None, eps: float = 1e-5, **fused: bool
 ) -> Tensor:
-    """RMSNorm over the last dimension, computed in fp32, in x's dtype. Fused residuals are not used by the layers here."""
+    """RMSNorm over the last dimension, computed in fp32, returned in x's dtype. No layer here uses a fused residual."""
     if bias is not None or residual is not None or any(fused.values()):
         raise NotImplementedError("rms_norm on the CPU takes neither a bias nor a fused residual")
     return F.rms_norm(x.float(), x.shape[-1:], None if weight is None else weight.float(), eps).to(x.dtype)
@@ -66,12 +66,12 @@ def causal_conv1d(
     if activation in ("silu", "swish"):
         y = F.silu(y)
     elif activation is not None:
-        raise NotImplementedError(f"activation {activation!r} of causal_conv1d; 'silu', 'swish' and None are there")
+        raise NotImplementedError(f"activation is {activation!r}; causal_conv1d on the CPU takes 'silu', 'swish' and None")
     return y.to(x.dtype), padded[:, -width:].mT.contiguous() if output_final_state else None
 
 
 def causal_conv1d_update(x: Tensor, cache: Tensor, residual: None = None, **given: Any) -> tuple[Tensor, Tensor]:
-    """One more token: x (B, 1, D); `cache` (B, D, W) is updated in place, as fla does."""
+    """Convolution of the next token, x (B, 1, D); `cache` (B, D, W) is updated in place, as in fla."""
     y, state = causal_conv1d(x, residual=residual, initial_state=cache, output_final_state=True, **given)
     assert state is not None
     return y, cache.copy_(state)

@@ -1,4 +1,4 @@
-"""PaTH attention with a forget gate in PyTorch, for what fla's kernel does not do: CPUs, padding, and tokens after cached ones.
+"""PaTH attention with a forget gate in PyTorch, for cases that fla's kernel does not support: CPUs, padding, and cached tokens.
 
 Suffixes: B batch, H heads, S earlier tokens, C tokens of a chunk, D head dimension."""
 
@@ -20,11 +20,11 @@ def path_attention(
     seq_start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention with logits (q_i^T H_i ... H_{j+1} k_j + sum over j < t <= i of log_fgate_t) / sqrt(D) for j <= i, and
-    H_t = I - beta_t w_t w_t^T (arXiv 2505.16381; that the gate is scaled, too, is as in fla). Return o (B, T, H, D) in q's
-    dtype, and all keys (B, S + T, H, D) as they are moved to the last token, H_{S+T} ... H_{j+1} k_j.
+    H_t = I - beta_t w_t w_t^T (arXiv 2505.16381; the gate is scaled by 1 / sqrt(D) too, as in fla). Return o (B, T, H, D) in
+    q's dtype, and all keys (B, S + T, H, D) transformed up to the last token, H_{S+T} ... H_{j+1} k_j.
 
-    q, k, w (B, T, H, D) and beta (B, T, H) are those of T tokens; v and log_fgate those of S earlier ones, too, whose keys are
-    `moved_k` (B, S, H, D). Keys before `seq_start` (B,) are not seen. Sums run in fp32 at least."""
+    q, k, w (B, T, H, D) and beta (B, T, H) hold T tokens; v and log_fgate also hold S earlier ones, whose transformed keys are
+    `moved_k` (B, S, H, D). Keys before `seq_start` (B,) are masked. Sums run in fp32 at least."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     out, scale = q.dtype, q.shape[-1] ** -0.5
     q, k, v, w = (x.to(dtype).transpose(1, 2) for x in (q, k, v, w))
@@ -35,7 +35,7 @@ def path_attention(
     for first in range(0, q.shape[2], CHUNK):
         q_BHCD, k_BHCD, w_BHCD, beta_BHC1 = (x[:, :, first : first + CHUNK] for x in (q, k, w, beta))
         start, keys = keys.shape[2], torch.cat([keys, k_BHCD], 2)
-        # How strongly the tokens of the chunk act on each key before them: what they would, less what those in between did.
+        # Coefficients with which the chunk's tokens change each earlier key, corrected for the changes by tokens in between.
         act = (beta_BHC1 * (w_BHCD @ keys.mT)).tril(start - 1)
         between = (beta_BHC1 * (w_BHCD @ w_BHCD.mT)).tril(-1)
         act = torch.linalg.solve_triangular(between, act, upper=False, unitriangular=True)
@@ -53,7 +53,7 @@ def path_attention(
 def parallel_path_attn(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, g: Tensor, cu_seqlens: None = None
 ) -> tuple[Tensor, Tensor]:
-    """`path_attention` of whole sequences under fla's name and arguments."""
+    """`path_attention` on whole sequences, with fla's name and arguments."""
     if cu_seqlens is not None:
         raise NotImplementedError("packed sequences (cu_seqlens) run on CUDA only; on the CPU pass a padded batch")
     return path_attention(q, k, v, w, beta, g)

@@ -1,7 +1,7 @@
 """PyTorch versions of the flash-linear-attention recurrences that the baselines use: chunked matmuls, no loop over tokens.
 
 Inputs, layouts and options are fla's: q, k (B, T, H, K), v (B, T, H, V), results (o of v's shape, final state or None). Every
-exponent is a sum of log gates, however strong, hence <= 0, so nothing overflows. Sums run in fp32 whatever the input dtype.
+exponent is a sum of log gates, hence <= 0 however strong the gates, so nothing overflows. Sums run in fp32 for any input dtype.
 
 Suffixes: B batch, H heads, N chunks, C tokens of a chunk, K key and V value channels."""
 
@@ -20,11 +20,11 @@ class _Options:
     """Options that fla's recurrences take besides their inputs."""
 
     scale: float | None = None
-    """K^-0.5 by default."""
+    """Defaults to K^-0.5."""
     initial_state: Tensor | None = None
     output_final_state: bool = False
     state_v_first: bool = False
-    """States are (B, H, V, K), not (B, H, K, V)."""
+    """States are (B, H, V, K) instead of (B, H, K, V)."""
     use_qk_l2norm_in_kernel: bool = False
     use_beta_sigmoid_in_kernel: bool = False
     allow_neg_eigval: bool = False
@@ -57,7 +57,7 @@ class _Options:
 
 
 def to_chunks(x: Tensor, size: int) -> Tensor:
-    """Cut (B, T, H, ...) -> (B, H, N, C, ...) in fp32, padded with zeros: zero keys and log gates leave the state alone."""
+    """Split (B, T, H, ...) -> (B, H, N, C, ...) in fp32, zero-padded: zero keys and log gates do not change the state."""
     x, missing = x.float(), -x.shape[1] % size
     if missing:
         x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
@@ -69,15 +69,15 @@ def _from_chunks(o_BHNCV: Tensor, like: Tensor) -> Tensor:
 
 
 def chunk_size(seq_len: int) -> int:
-    """Return CHUNK, or for short inputs the next power of two (the halving of `decayed_scores` needs one)."""
+    """Return CHUNK, or for short inputs the next power of two, which the halving of `decayed_scores` needs."""
     return min(CHUNK, 1 << (seq_len - 1).bit_length())
 
 
 def log_decay(g: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum log gates to c along a chunk, as fp32 parts (high, low) whose sum is the fp64 value.
+    """Return the cumulative log gates c of each chunk, as fp32 parts (high, low) whose sum is the fp64 value.
 
-    Thousands of nats pile up in a chunk of strong gates; what fp32 rounds away there would show in the decay between two
-    neighbours. Differences of high parts are exact where they matter, and exp(low) = 1 + low is a factor on a token."""
+    A chunk of strong gates accumulates thousands of nats, whose fp32 rounding error would show in the decay between adjacent
+    tokens. Differences of high parts are exact where they matter, and exp(low) = 1 + low is a factor per token."""
     exact = g.double().cumsum(-2)
     high = exact.float()
     return high, (exact - high).float().detach()  # the gradient goes through the high part
@@ -86,8 +86,8 @@ def log_decay(g: Tensor) -> tuple[Tensor, Tensor]:
 def decayed_scores(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
     """Return A[i, j] = sum_d q[i, d] k[j, d] exp(c[i, d] - c[j, d]) for i >= j, else 0; c is non-increasing along the tokens.
 
-    By halves: tokens of the second half meet those of the first through the gate at the midpoint, which splits the exponent
-    into two sums of log gates, both <= 0, so that a plain matmul is exact where exp(c_i) * exp(-c_j) would overflow."""
+    Recurses on halves: between the second half and the first, c at the midpoint splits the exponent into two sums of log
+    gates, both <= 0, so that a plain matmul is exact where exp(c_i) * exp(-c_j) would overflow."""
     size = c.shape[-2]
     if size <= 4:
         causal = torch.ones(size, size, dtype=torch.bool, device=c.device).tril()[..., None]
@@ -112,7 +112,7 @@ def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **given: Any) -> tuple
     last = c[..., -1:, :]
     update = (k * (last - c).exp() * (1 + low[..., -1:, :])).mT @ v
     state, before = options.start(update[:, :, 0]), []
-    # unbind rather than indexing: the gradient of each index would be a whole tensor of zeros.
+    # unbind rather than indexing: each index would get a gradient as large as the whole tensor, mostly zeros.
     for factor_BHK1, update_BHKV in zip(last.mT.exp().unbind(2), update.unbind(2), strict=True):
         before.append(state)
         state = state * factor_BHK1 + update_BHKV
@@ -121,7 +121,7 @@ def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **given: Any) -> tuple
 
 
 def fused_recurrent_gla(q: Tensor, k: Tensor, v: Tensor, gk: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
-    """`chunk_gla` under the name and argument that fla's layers use for short inputs."""
+    """`chunk_gla` with the name and arguments that fla's layers use for short inputs."""
     return chunk_gla(q, k, v, gk, **given)
 
 
@@ -141,12 +141,12 @@ def gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Delta rule with a forget gate: S_t = (I - beta_t k_t k_t^T) diag(exp g_t) S_{t-1} + beta_t k_t v_t^T, o_t = scale * S_t^T
     q_t, with beta (B, T, H). Log gates are (B, T, H) in Gated DeltaNet (arXiv 2412.06464) and (B, T, H, K) in Kimi Delta
-    Attention (2510.26692); with `use_gate_in_kernel` g are the inputs of the gate, -exp(A_log) * softplus(g + dt_bias).
+    Attention (2510.26692); with `use_gate_in_kernel` g is the input of the gate, -exp(A_log) * softplus(g + dt_bias).
 
-    Writes u of a chunk solve a triangular system (the WY form): (I + tril(beta decay k k^T, -1)) u = beta (v - decay k S)."""
+    A chunk's writes u solve a triangular system (the WY form): (I + tril(beta decay k k^T, -1)) u = beta (v - decay k S)."""
     options, like, size = _Options(**given), v, chunk_size(q.shape[1])
     if k.shape[2] != v.shape[2]:
-        raise NotImplementedError("the gated delta rule on the CPU has as many heads of values as of keys")
+        raise NotImplementedError("the gated delta rule on the CPU needs as many value heads as key heads")
     if options.use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     if options.use_beta_sigmoid_in_kernel:
@@ -157,7 +157,7 @@ def gated_delta_rule(
         g = -options.A_log.float().exp().view(-1, *(1,) * (g.ndim - 3)) * F.softplus(g)
     q, k, v, beta = (to_chunks(x, size) for x in (q, k, v, beta))
     q = options.scaled(q)
-    keeper = k  # the keys as they end in the state after the chunk
+    keeper = k  # the keys as they enter the state after the chunk
     decays: list[Tensor | None] = [None] * k.shape[2]
     written = k * beta[..., None]
     if g is None:

@@ -1,4 +1,4 @@
-"""Bound how long fla's kernels tune themselves at their first call: minutes over up to 60 candidates each otherwise."""
+"""Limits on the autotuning of fla's kernels at their first call, which otherwise takes minutes: up to 60 candidates each."""
 
 import itertools
 import sys
@@ -10,17 +10,18 @@ from triton.runtime.autotuner import Autotuner, Config
 
 CANDIDATES = 4
 MISCOMPILED = "prepare_wy_repr_bwd_kernel"
-"""Kernel of delta rules whose gradients are wrong with four warps on Hopper, by Triton up to 3.7.1 at least. fla 0.6.0 knows it
-of DeltaNet's (github.com/fla-org/flash-linear-attention/pull/988); that of gated delta rules has the same products."""
+"""Kernel of the delta rules that Triton, up to 3.7.1 at least, miscompiles on Hopper with four warps: its gradients are wrong.
+fla 0.6.0 avoids that for DeltaNet (github.com/fla-org/flash-linear-attention/pull/988); the kernel of the gated delta rules has
+the same matrix products."""
 _limited: set[Autotuner] = set()
 
 
 def limit_tuning(candidates: int = CANDIDATES) -> None:
-    """Have every tuned kernel of the loaded fla modules try at most so many of the configurations that it allows for a shape:
-    of some shapes a kernel refuses most, blocks as wide as the tensor or those that Triton miscompiles.
+    """Let every autotuned kernel of the loaded fla modules try at most `candidates` of the configurations that it allows for a
+    shape: for some shapes a kernel rejects most, such as blocks as wide as the tensor or those that Triton miscompiles.
 
-    Tried are different block sizes first, then other numbers of warps and stages; of equal blocks the one with 4 warps and 3
-    stages, which suits most kernels, comes first."""
+    Different block sizes are tried first, then other numbers of warps and stages; among equal blocks, 4 warps and 3 stages,
+    which suit most kernels, come first."""
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):
             for value in list(vars(module).values()):
@@ -33,15 +34,15 @@ def limit_tuning(candidates: int = CANDIDATES) -> None:
 
 
 def fix_tuning() -> None:
-    """Have every tuned kernel take the first candidate that fits the GPU's memory, so that timing chooses nothing: the same in
-    every process."""
+    """Make every autotuned kernel take the first candidate that fits in the GPU's memory, so that the choice does not depend on
+    timings and is the same in every process."""
     limit_tuning(sys.maxsize)
     for tuner in _limited:
         tuner.do_bench = _FirstThatRuns()  # type: ignore[assignment]
 
 
 class _FirstThatRuns:
-    """Stands for Triton's timing of candidates one by one: 0 for the first that runs, infinite for those after it."""
+    """Replaces Triton's timing of candidates: returns 0 for the first one that runs, infinity for those after it."""
 
     def __init__(self) -> None:
         self.found = False
@@ -49,13 +50,13 @@ class _FirstThatRuns:
     def __call__(self, call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
         if self.found:
             return [float("inf")] * len(quantiles)
-        call()  # what does not fit raises here, and Triton goes on to the next
+        call()  # raises if the candidate does not fit, and Triton tries the next one
         self.found = True
         return [0.0] * len(quantiles)
 
 
 def lift_limit() -> None:
-    """Give every kernel all its candidates back, for timings of these kernels at their best; what was tuned is forgotten."""
+    """Let every kernel try all its candidates again, to time these kernels at their best; clears earlier tuning results."""
     for tuner in _limited:
         del tuner.prune_configs
         vars(tuner).pop("do_bench", None)
@@ -83,7 +84,7 @@ def _spread(configs: list[Config]) -> list[Config]:
     by_blocks: dict[tuple, list[Config]] = {}
     for config in sorted(configs, key=lambda c: (abs(c.num_warps - 4), abs(c.num_stages - 3))):
         by_blocks.setdefault(tuple(sorted(config.kwargs.items())), []).append(config)
-    # Largest blocks first: they reuse most; the small ones are there for other shapes.
+    # Largest blocks first: they reuse data most; the small ones are meant for other shapes.
     largest_first = sorted(by_blocks.values(), key=lambda same: -sum(v for v in same[0].kwargs.values() if isinstance(v, int)))
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*largest_first))
     return [config for config in in_turn if config is not None]

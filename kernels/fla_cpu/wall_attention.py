@@ -1,4 +1,4 @@
-"""Wall attention in PyTorch, for what fla's kernel does not do: CPUs, padding, and tokens after cached ones.
+"""Wall attention in PyTorch, for cases that fla's kernel does not support: CPUs, padding, and cached tokens.
 
 Suffixes: B batch, H heads, S earlier tokens, C tokens of a chunk, D head dimension."""
 
@@ -14,18 +14,18 @@ def wall_attention(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, faded_k: Tensor | None = None, seq_start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Compute attention with logits sum_d q_id k_jd exp(sum over j < t <= i of g_td) / sqrt(D) for j <= i, log gates g <= 0:
-    channels of a key fade, not the weight of its token. Return o (B, T, H, D) in q's dtype, and all keys (B, S + T, H, D) in
-    fp32 as they have faded by the last token.
+    each channel of a key decays, not the weight of its token. Return o (B, T, H, D) in q's dtype, and all keys
+    (B, S + T, H, D) in fp32, decayed up to the last token.
 
-    q, k, g (B, T, H, D) are those of T tokens; v also has those of S earlier ones, whose keys are `faded_k` (B, S, H, D). Keys
-    before `seq_start` (B,) are not seen. Sums run in fp32, and no exponent is above 0."""
+    q, k, g (B, T, H, D) hold T tokens; v also holds S earlier ones, whose decayed keys are `faded_k` (B, S, H, D). Keys
+    before `seq_start` (B,) are masked. Sums run in fp32, and no exponent is above 0."""
     out, size = q.dtype, chunk_size(q.shape[1])
     q_BHNCD, k_BHNCD, g_BHNCD = (to_chunks(x, size) for x in (q, k, g))
     c, low = log_decay(g_BHNCD)
     q_BHNCD, k_BHNCD = q_BHNCD * (1 + low) * q.shape[-1] ** -0.5, k_BHNCD * (1 - low)
     inside = decayed_scores(q_BHNCD, k_BHNCD, c)
     v, last = v.float().transpose(1, 2), c[..., -1:, :]
-    ended = k_BHNCD * (last - c).exp() * (1 + low[..., -1:, :])  # as they are by the end of their chunk
+    ended = k_BHNCD * (last - c).exp() * (1 + low[..., -1:, :])  # keys decayed to the end of their chunk
     keys = k.float().transpose(1, 2)[:, :, :0] if faded_k is None else faded_k.float().transpose(1, 2)
     outputs, total = [], keys.shape[2] + q.shape[1]
     parts = (q_BHNCD * c.exp(), inside, ended, last.exp())
@@ -42,7 +42,7 @@ def wall_attention(
 
 
 def parallel_wall_attn(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **more: Any) -> Tensor:
-    """`wall_attention` of whole sequences under fla's name and arguments."""
+    """`wall_attention` on whole sequences, with fla's name and arguments."""
     if any(value is not None for value in more.values()):
         raise NotImplementedError(f"Wall attention on the CPU takes none of {', '.join(more)}")
     return wall_attention(q, k, v, g)[0]

@@ -1,5 +1,5 @@
-"""The operator as autograd and torch.compile see it, whatever the backend: forward, what it keeps, backward. Direct calls run
-the same code by a function of autograd, as calling a custom operator takes 100 us."""
+"""Registration of the operator with autograd and torch.compile, for every backend: forward, saved tensors, backward. Direct
+calls run the same code through an autograd.Function, as calling a custom operator takes 100 us."""
 
 import functools
 
@@ -14,7 +14,7 @@ _OPTIONS = schema(Options)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, *options) -> tuple[Tensor, list[Tensor]]:  # type: ignore
-    """Return the output and what the backward pass needs besides."""
+    """Return the output and the other tensors that the backward pass needs."""
     return _named(options[-1]).forward(q, k, v, log_fgate, Options(*options))
 
 
@@ -26,7 +26,7 @@ def _backward(do, q, k, v, o, kept, scale, deterministic, backend, gate_dtype): 
 
 @functools.cache
 def _named(backend: str) -> Backend:
-    """Find a backend by its name."""
+    """Return a backend by its name."""
     if backend == "chunked":
         return chunked.BACKEND
     from . import gpu  # imports triton, which machines without a GPU need not have
@@ -67,7 +67,7 @@ def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _gradients(backward, ctx, do):  # type: ignore[no-untyped-def]
-    """Return one per argument of `attend`, by `_backward` or its operator."""
+    """Return one gradient per argument of `attend`; `backward` is `_backward` or its operator."""
     if do is None:
         return (None,) * (4 + len(Options._fields))
     q, k, v, o, *kept = ctx.saved_tensors
@@ -78,9 +78,10 @@ attend.register_autograd(lambda ctx, do, _: _gradients(_differentiated, ctx, do)
 
 
 class _Refusal(torch.autograd.Function):
-    """Gradients as they are, whose own gradient is an error on the way to all that the output depends on.
+    """Identity on gradients that raises if they are differentiated with respect to anything that the output depends on.
 
-    PyTorch's `once_differentiable` leaves it out where `do` needs none, as a sum's, or where chosen gradients are asked for."""
+    PyTorch's `once_differentiable` does not raise if `do` requires no grad, like a sum's, or if only some gradients are asked
+    for."""
 
     @staticmethod
     def forward(ctx, o, *gradients):  # type: ignore[no-untyped-def]
@@ -92,7 +93,7 @@ class _Refusal(torch.autograd.Function):
 
 
 def _once(do, q, k, v, o, *rest):  # type: ignore[no-untyped-def]
-    """Return `_backward`'s gradients where a graph of them is made."""
+    """Return `_backward`'s gradients under create_graph=True."""
     with torch.no_grad():
         gradients = _backward(do, q, k, v, o, *rest)
     return _Refusal.apply(o, *gradients)

@@ -1,5 +1,5 @@
-"""Attention of the newest token over a cache, which keeps running sums of the log gates in place of the gates: the decay of any
-key is then one difference, and what pruning leaves is known without a pass over all keys.
+"""Attention of the newest token over a cache that stores running sums of the log gates instead of the gates: the decay of any
+key is then one difference, and the keys that pruning keeps are known without a pass over all keys.
 
 Shapes: B batch, T keys, H query heads, Hkv key heads, D head dimension."""
 
@@ -22,18 +22,18 @@ from .visibility import CUT_LOG_GATE
 
 
 def sum_log_gates(log_fgate: Tensor, before: Tensor | None = None) -> Tensor:
-    """Return the running sums of log gates (B, T, H) as float64, going on from the sum (B, 1, H) of the token before, if any.
+    """Return the running sums of log gates (B, T, H) as float64, continuing from the previous token's sum (B, 1, H), if any.
 
     A gate that cuts the sequence, below -2000, counts as -4000: a finite number that hides all keys before it.
 
-    ValueError: a gate above 0 or NaN, where looking costs no device synchronisation."""
+    Raises ValueError for a gate above 0 or NaN, if checking it needs no device synchronisation."""
     if type(log_fgate) is Tensor and not torch.compiler.is_compiling():
         check_values(log_fgate, None, None)
     return running_sums(log_fgate.clamp(min=2 * CUT_LOG_GATE), before)
 
 
 def gates_of_sums(gate_sum: Tensor) -> Tensor:
-    """Return the log gates (B, T, H), as float32, that gave these running sums; 0 for the first, which decays no key."""
+    """Return the log gates (B, T, H), as float32, with these running sums; 0 for the first, which decays no key."""
     return gate_sum.diff(dim=1, prepend=gate_sum[:, :1]).float()
 
 
@@ -52,33 +52,33 @@ def forgetting_attention_cached(
 ) -> Tensor:
     """Compute forgetting attention of the newest token over the keys of a cache, itself included; no gradient.
 
-    The result is that of `forgetting_attention` with one query, except that pruning leaves single keys out, not tiles of them.
-    A key whose D is below -2000 nats counts as cut off.
+    The result is that of `forgetting_attention` with one query, except that pruning drops single keys rather than tiles. Keys
+    whose D is below -2000 nats are always dropped.
 
     Args:
         q: (B, 1, H, D), D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64 too on CPU).
         k, v: (B, T, Hkv, D), H a multiple of Hkv.
-        gate_sum: (B, T, H) float64, running sums of the log gates in nats, as `sum_log_gates` makes them. What was summed
-            before the first key does not matter. Fastest where T lies closest in memory.
-        scale: factor of the logits, D**-0.5 by default.
-        adaptive_threshold: keys whose D lies below it (nats, <= 0) are left out. A float, a tensor broadcastable to (B, H) or
+        gate_sum: (B, T, H) float64, running sums of the log gates in nats, as `sum_log_gates` returns them. A constant offset
+            does not matter. Fastest if T has the smallest stride.
+        scale: factor of the logits, defaults to D**-0.5.
+        adaptive_threshold: keys whose D is below it (nats, <= 0) are dropped. A float, a tensor broadcastable to (B, H) or
             None (no pruning). See `pruning_threshold`.
-        seq_start: (B,) integers, first real position of each left-padded sequence. A padded query gives 0.
-        length: (1,) int32 on q's device: only so many of the first keys are there, at least 1, and the newest is the last of
-            them. A CUDA graph can then be replayed while a cache with room fills up. None: all T are.
-        window_size: only so many of the last keys are seen, the newest included.
+        seq_start: (B,) integers, first real position of each left-padded sequence. The output of a padded query is 0.
+        length: (1,) int32 on q's device: number of keys that are filled in, at least 1; the newest is the last of them. With
+            it, a CUDA graph can be replayed while a preallocated cache fills up. None: all T are.
+        window_size: number of last keys that are visible, the newest included.
         backend: "triton", "chunked" or "reference" (here both PyTorch), or "auto": triton for CUDA tensors.
 
     Returns:
         (B, 1, H, D) in q's dtype (the autocast dtype under autocast).
 
     Raises:
-        ValueError: more than one query, a bad shape, dtype, device or option."""
+        ValueError: more than one query, or an invalid shape, dtype, device or option."""
     check_types(q=q, k=k, v=v, gate_sum=gate_sum, length=length)
     q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     if q.shape[1] != 1:
-        raise ValueError(f"q has {q.shape[1]} positions; only the newest attends over a cache here.")
+        raise ValueError(f"q has {q.shape[1]} positions; over a cache it must have one, the newest.")
     sizes = k.shape[0], k.shape[1], q.shape[2]
     if gate_sum.shape != sizes or gate_sum.dtype != torch.float64 or gate_sum.device != q.device:
         given = f"{tuple(gate_sum.shape)} {gate_sum.dtype} on {gate_sum.device}"
@@ -86,7 +86,7 @@ def forgetting_attention_cached(
     if isinstance(adaptive_threshold, str):
         raise ValueError(f"adaptive_threshold is {adaptive_threshold!r}; over a cache it must be None, a float or a tensor.")
     check_limits(q, k, seq_start, None, window_size)
-    seq_start = None if seq_start is None else seq_start.contiguous()  # the kernel reads it without strides
+    seq_start = None if seq_start is None else seq_start.contiguous()  # the kernel assumes that it is contiguous
     if length is not None:
         _check_length(length, q, k.shape[1], window_size)
     backend = pick_backend(backend, q)
@@ -95,7 +95,7 @@ def forgetting_attention_cached(
     threshold = resolve_threshold(adaptive_threshold, q, k, scale)
     if backend != "triton":
         return _plain(q, k, v, gate_sum, threshold, seq_start, length, window_size, scale)
-    from .portable.decode_sums import decode_sums, triton_decode_sums  # imports triton, not there on machines without a GPU
+    from .portable.decode_sums import decode_sums, triton_decode_sums  # imports triton, optional on machines without a GPU
 
     traced = torch.compiler.is_compiling() or type(q) is not Tensor
     return (triton_decode_sums if traced else decode_sums)(q, k, v, gate_sum, threshold, seq_start, length, window_size, scale)
@@ -114,25 +114,25 @@ def forgetting_attention_listed(
     adaptive_threshold: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Compute forgetting attention of the newest token of N heads, each over a segment of one list of keys, of which its own
-    is the last; no gradient. Heads that remember much have long segments, others short ones.
+    """Compute forgetting attention of the newest token for N heads, each over its own segment of one list of keys, which ends
+    with the newest key; no gradient. Heads that keep more keys have longer segments.
 
     Args:
         q: (N, D), D and dtype as in `forgetting_attention_cached`.
         k, v: (S, D), the keys and values of all heads.
-        gate_sum: (S,) float64, running sums of the log gates, each head's own.
-        first: (N,) int32 on q's device, where each segment begins, in ascending order.
-        length: (N,) int32 on q's device, keys of each, at least 1. Places between two segments are not read.
-        most: no segment has more keys.
-        scale: factor of the logits, D**-0.5 by default.
-        adaptive_threshold: (N,) float32; keys whose D lies below it are left out.
+        gate_sum: (S,) float64, running sums of the log gates, separate for each head.
+        first: (N,) int32 on q's device, index at which each segment begins, in ascending order.
+        length: (N,) int32 on q's device, number of keys of each segment, at least 1. Entries between segments are not read.
+        most: upper bound of `length`.
+        scale: factor of the logits, defaults to D**-0.5.
+        adaptive_threshold: (N,) float32; keys whose D is below it are dropped.
         backend: as in `forgetting_attention_cached`.
 
     Returns:
         (N, D) in q's dtype (the autocast dtype under autocast).
 
     Raises:
-        ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value."""
+        ValueError: an invalid shape, dtype, device, option or, if checking it needs no device synchronisation, value."""
     check_types(q=q, k=k, v=v, gate_sum=gate_sum, first=first, length=length, adaptive_threshold=adaptive_threshold)
     q, k, v = as_autocast(q, k, v)
     N, S = len(q), len(k)
@@ -146,7 +146,7 @@ def forgetting_attention_listed(
             what = f"{tuple(given.shape)} {given.dtype} on {given.device}"
             raise ValueError(f"{name} is {what}; it must be {shape} {dtype} on q's device, {q.device}.")
     if not 1 <= most <= S:
-        raise ValueError(f"most is {most}; it must be in 1..{S}, the places of the list.")
+        raise ValueError(f"most is {most}; it must be in 1..{S}, the length of the list.")
     if type(q) is Tensor and not torch.compiler.is_compiling():
         check_segments(first, length, most, S)
         if adaptive_threshold is not None:
@@ -155,7 +155,7 @@ def forgetting_attention_listed(
     q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
     if pick_backend(backend, q) != "triton":
         return _plain_list(q[:, 0, 0], k[0, :, 0], v[0, :, 0], gate_sum, first, length, adaptive_threshold, scale)
-    from .portable.decode_sums import decode_sums  # imports triton, not there on machines without a GPU
+    from .portable.decode_sums import decode_sums  # imports triton, optional on machines without a GPU
 
     sums = gate_sum[None, :, None].expand(N, -1, 1)
     threshold = None if adaptive_threshold is None else adaptive_threshold.contiguous()
@@ -164,7 +164,7 @@ def forgetting_attention_listed(
 
 
 def segments(first: Tensor, length: Tensor, places: int) -> tuple[Tensor, Tensor]:
-    """Return for each of the places (S,) of a list the number of its segment, and whether it holds a key."""
+    """Return for each entry (S,) of a list the index of its segment, and whether it holds a key."""
     place_S = torch.arange(places, device=first.device)
     row_S = torch.bucketize(place_S, first.long(), right=True) - 1
     return row_S, place_S - first[row_S] < length[row_S]
@@ -185,24 +185,24 @@ def _plain_list(
     top_N = x_S.new_full((len(q_ND),), -torch.inf).scatter_reduce(0, row_S, x_S, "amax")
     p_S = (x_S - top_N[row_S]).exp()
     total_N = torch.zeros_like(top_N).index_add(0, row_S, p_S)
-    value_SD = v_SD.to(dtype).masked_fill(~seen_S[:, None], 0.0)  # a free place may hold anything
+    value_SD = v_SD.to(dtype).masked_fill(~seen_S[:, None], 0.0)  # an unused entry may hold anything
     o_ND = q_ND.new_zeros(q_ND.shape, dtype=dtype).index_add(0, row_S, p_S[:, None] * value_SD)
     return (o_ND / total_N[:, None]).to(q_ND.dtype)
 
 
 def _check_length(length: Tensor, q: Tensor, num_keys: int, window_size: int | None) -> None:
-    """Check `length` as far as that costs no synchronisation."""
+    """Check `length` as far as possible without a synchronisation."""
     if length.shape != (1,) or length.dtype != torch.int32 or length.device != q.device:
         given = f"{tuple(length.shape)} {length.dtype} on {length.device}"
         raise ValueError(f"length is {given}; it must be (1,) torch.int32 on q's device, {q.device}.")
     if window_size is not None:
-        raise ValueError(f"length with window_size={window_size}: a cache with room holds whole sequences, no windows.")
+        raise ValueError(f"length with window_size={window_size}: a cache has either `length` or a window; leave one out.")
     _check_length_value(length, num_keys)
 
 
 def _check_length_value(length: Tensor, num_keys: int) -> None:
     if length.device.type == "cpu" and not 1 <= int(length) <= num_keys:
-        raise ValueError(f"length is {int(length)}; it must be in 1..{num_keys}, the places for keys.")
+        raise ValueError(f"length is {int(length)}; it must be in 1..{num_keys}, the size of the cache.")
 
 
 def _plain(
@@ -219,13 +219,13 @@ def _plain(
     hidden_BHT = decay_BHT < limit
     if length is not None:
         hidden_BHT = hidden_BHT | (position_T >= length)
-        v = v.masked_fill((position_T >= length)[:, None, None], 0.0)  # it may hold anything, and 0 x NaN is NaN
+        v = v.masked_fill((position_T >= length)[:, None, None], 0.0)  # these may be NaN, and 0 x NaN is NaN
     if window_size is not None:
         hidden_BHT = hidden_BHT | (position_T < T - window_size)
     if seq_start is not None:
         hidden_BHT = hidden_BHT | (position_T < seq_start[:, None, None])
         v = zero_padding(v, seq_start)
     x_BHT = torch.einsum("bgrd,btgd->bgrt", q_BGRD, k.to(dtype)).flatten(1, 2) * scale + decay_BHT
-    p_BHT = x_BHT.masked_fill(hidden_BHT, -torch.inf).softmax(-1).masked_fill(hidden_BHT, 0.0)  # all hidden: NaN before
+    p_BHT = x_BHT.masked_fill(hidden_BHT, -torch.inf).softmax(-1).masked_fill(hidden_BHT, 0.0)  # NaN if all are hidden
     o_BGRD = torch.einsum("bgrt,btgd->bgrd", p_BHT.unflatten(1, (key_heads, -1)), v.to(dtype))
     return o_BGRD.flatten(1, 2)[:, None].to(q.dtype)

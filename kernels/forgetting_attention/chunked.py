@@ -1,7 +1,7 @@
-"""Forgetting attention over blocks of queries in plain PyTorch: memory linear in the length, any device. CPUs run this.
+"""Forgetting attention over blocks of queries in plain PyTorch: memory linear in the length, any device. The default on CPUs.
 
-Forward keeps the log-sum-exp of each row; backward recomputes the probabilities block by block, as the GPU kernels do. Weights
-are relative to the row's maximum over all its keys, known before the first exp: none passes 1. Legend: N = B * H (batch and
+Forward saves the log-sum-exp of each row; backward recomputes the probabilities block by block, as the GPU kernels do. Weights
+are relative to the maximum over all of a row's keys, known before the first exp: none exceeds 1. Legend: N = B * H (batch and
 heads folded), Q queries, T keys, D head dimension; R the queries of one block, J the keys it sees."""
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from .pruning.threshold import apply_pruning, first_kept_key
 from .validation import check_values
 from .visibility import TILE, cumulative_log_gate, first_visible_key
 
-QUERY_BLOCK, GPU_QUERY_BLOCK = 64, 512  # on a GPU a block's launches and its look at the first key cost more than its products
+QUERY_BLOCK, GPU_QUERY_BLOCK = 64, 512  # on a GPU a block's launches and reading its first key cost more than its products
 
 
 def _blocks(num_queries: int, num_keys: int, first_key_NQ: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -24,19 +24,19 @@ def _blocks(num_queries: int, num_keys: int, first_key_NQ: Tensor) -> Iterator[t
     for start in range(0, num_queries, size):
         rows = slice(start, min(start + size, num_queries))
         stop = rows.stop + num_keys - num_queries
-        # first_key never falls along a row, so the block's first row has the smallest.
+        # first_key never decreases along the queries, so the block's first query has the smallest.
         yield rows, slice(min(max(int(first_key_NQ[:, start].min()), 0), stop - 1), stop)
 
 
 def _block_logits(
     q_NQD: Tensor, k_NTD: Tensor, cum_NT: Tensor, first_key_NQ: Tensor, scale: float, rows: slice, keys: slice
 ) -> Tensor:
-    """Compute scale * q k^T + D of one block (N, R, J), -inf where hidden."""
+    """Compute scale * q k^T + D of one block (N, R, J), -inf if masked."""
     offset = k_NTD.shape[1] - q_NQD.shape[1]
     cum_NR = cum_NT[:, rows.start + offset : rows.stop + offset]
     base_N1 = cum_NR[:, :1]
-    # Two roundings relative to the block's first query are exact enough for keys before it, where both terms have one
-    # sign; beside the diagonal they cancel, so that part is subtracted in float64.
+    # For keys before the block's first query, two rounded terms relative to it are accurate enough, as both have the same
+    # sign; near the diagonal they cancel, so there the difference is taken in float64.
     diagonal = max(rows.start + offset - keys.start, 0)
     decay_NRJ = q_NQD.new_empty(*cum_NR.shape, keys.stop - keys.start)
     to_query, from_key = (cum_NR - base_N1).to(q_NQD.dtype), (base_N1 - cum_NT[:, keys]).to(q_NQD.dtype)
@@ -56,7 +56,7 @@ def _block_logits(
 def chunked_forward(
     q_BQHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, cum_BHT: Tensor, first_key_BHQ: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the output (B, Q, H, D) in q's dtype and the natural log-sum-exp (B, H, Q); +inf where a query sees nothing."""
+    """Return the output (B, Q, H, D) in q's dtype and the natural log-sum-exp (B, H, Q), +inf for a query that sees nothing."""
     B, Q, H, D = q_BQHD.shape
     T = k_BTGD.shape[1]
     dtype = torch.promote_types(q_BQHD.dtype, torch.float32)
@@ -79,8 +79,8 @@ def chunked_forward(
 def attention_without_tiles(
     q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, skipped_BHM: Tensor | None = None, tile: int = TILE
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention but for the leading key tiles that `skipped_tiles` has counted, of any size and on any device, without
-    gradient; and the log of the sum of each query's weights (B, H, Q): what is missing in it was dropped."""
+    """Compute attention without the leading key tiles that `skipped_tiles` counted, of any size, on any device, without
+    gradient. Also return the log-sum-exp of each query (B, H, Q): what it lacks to that of all keys was dropped."""
     first_key_BHQ = first_visible_key(log_fgate, q.shape[1])
     if skipped_BHM is not None:
         first_key_BHQ = apply_pruning(first_key_BHQ, skipped_BHM, tile)
@@ -119,7 +119,7 @@ def chunked_backward(
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, options: Options) -> tuple[Tensor, list[Tensor]]:
-    # Here rather than in the public function, so that torch.compile need not look into it.
+    # Checked here rather than in the public function, so that torch.compile need not trace it.
     check_values(log_fgate, options.seq_start, options.cu_seqlens)
     cum_BHT = cumulative_log_gate(log_fgate)
     first_key_BHQ = first_kept_key(q, k, log_fgate, cum_BHT, options)

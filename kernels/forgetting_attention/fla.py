@@ -1,9 +1,10 @@
 """Backend for flash-linear-attention (fla 0.6): after `import forgetting_attention.fla`, its `parallel_forgetting_attn`, layer
-and model compute with this package where it applies, and as before where it does not.
+and model use this package for the calls that it supports, and fla's kernels for others.
 
-fla's own backends are asked below `parallel_attn`, when the gates are a float32 sum already. This one is asked above it and
-sums them in float64: over 64k tokens the sum of a local head is so large that its float32 steps move the logits by up to 7e-3
-and the output by 1e-3. FLA_FORGETTING_ATTENTION=0 turns it off; fla's logger says (INFO) which backend it takes, and why."""
+fla dispatches to its own backends below `parallel_attn`, when the gates have already been summed in float32. This one is
+dispatched above it and sums them in float64: over 64k tokens the sum of a local head is so large that float32's spacing moves
+the logits by up to 7e-3 and the output by 1e-3. FLA_FORGETTING_ATTENTION=0 disables it; fla logs (INFO) which backend it takes,
+and why."""
 
 from fla.backends import BaseBackend, dispatch, register
 from fla.ops.forgetting_attn import parallel
@@ -22,14 +23,14 @@ class Backend(BaseBackend):
 def _applies(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, window_size: int | None = None, cu_seqlens: Tensor | None = None
 ) -> tuple[bool, str | None]:
-    """Tell whether the call is taken; a ValueError, which says why not, counts as no."""
+    """Tell whether this backend supports the call; fla treats a ValueError as no, with its message as the reason."""
     q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)
     check_limits(q, k, None, cu_seqlens, window_size)
     return True, None
 
 
-# `parallel_forgetting_attn` looks this name up at every call, so that it does not matter who imported it when.
+# `parallel_forgetting_attn` looks this name up at every call, so that the order of imports does not matter.
 parallel.parallel_attn = dispatch(parallel.parallel_attn)
 
 

@@ -45,23 +45,23 @@ def forgetting_attention(
     Args:
         q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64
             too on CPU, pruned or not). Any strides; only the last dimension should be contiguous to avoid a copy.
-        k, v: (B, T, Hkv, D), H a multiple of Hkv. A NaN or infinity in v may reach queries that do not see it (0 x NaN
-            is NaN), from before `seq_start` by "triton" alone.
+        k, v: (B, T, Hkv, D), H a multiple of Hkv. A NaN or infinity in v may reach queries that do not see its key (0 x NaN
+            is NaN); one before `seq_start` only with "triton".
         log_fgate: (B, T, H) float32, log of the forget gates, <= 0. -inf (or anything below -2000) cuts the sequence exactly.
-        scale: factor of the logits, D**-0.5 by default.
-        adaptive_threshold: adaptive computation pruning. Tiles of 128 x 128 whose every D lies below it are skipped. A float, a
-            tensor broadcastable to (B, H), "auto" (from the norms of q and k, so that a row drops less than e^`log_tolerance`
-            of its probability), "tight" (the same promise, kept tile by tile with what a row's newest keys weigh, so that more
-            is skipped; see `tight`; of a single query "auto") or None (no pruning). See `pruning_threshold` and
-            `qk_norm_logit_bound`.
-        log_tolerance: log of the probability that a row may lose to "auto" and "tight", below 0.
-        seq_start: (B,) integers, first real position of each left-padded sequence. Padded queries give 0.
-        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one, some
-            perhaps empty; needs Q == T.
+        scale: factor of the logits, defaults to D**-0.5.
+        adaptive_threshold: adaptive computation pruning. Tiles of 128 x 128 in which every D is below it are skipped. A float,
+            a tensor broadcastable to (B, H), "auto" (from the norms of q and k, so that a row loses less than
+            e^`log_tolerance` of its probability), "tight" (the same guarantee, checked per tile against the weights of a row's
+            newest keys, so that more is skipped; see `tight`; for a single query the same as "auto") or None (no pruning). See
+            `pruning_threshold` and `qk_norm_logit_bound`.
+        log_tolerance: log of the probability that a row may lose with "auto" and "tight", below 0.
+        seq_start: (B,) integers, first real position of each left-padded sequence. Outputs of padded queries are 0.
+        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents, which may be empty, packed in a batch of
+            one; needs Q == T.
         window_size: a query sees only its last `window_size` keys, itself included.
-        deterministic: gradients equal bit by bit from run to run. Outputs always are, and gradients of every path but one: on
-            compute capability 9.0, in 16 bits with D of 64 or 128 and Hkv == H, False adds dQ and the gates' gradients up in no
-            fixed order, which takes up to a tenth less time.
+        deterministic: gradients are bit-for-bit reproducible. Outputs always are, and so are the gradients of every path but
+            one: on compute capability 9.0, in 16 bits with D of 64 or 128 and Hkv == H, False accumulates dQ and the gates'
+            gradients in no fixed order, which takes up to a tenth less time.
         backend: "triton", "chunked" (PyTorch in blocks of queries, memory linear in T), "reference" (`reference_attention`,
             memory quadratic in T), or "auto": triton for CUDA tensors, chunked for others.
 
@@ -69,9 +69,9 @@ def forgetting_attention(
         (B, Q, H, D) in q's dtype (the autocast dtype under autocast).
 
     Raises:
-        ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
-            FORGETTING_ATTENTION_CHECK_VALUES=1 to have values on a GPU looked at too. Under torch.compile the same, but for the
-            values of a tensor `adaptive_threshold`."""
+        ValueError: an invalid shape, dtype, device, option or, if checking it needs no device synchronisation, value. Set
+            FORGETTING_ATTENTION_CHECK_VALUES=1 to check values on a GPU, too. torch.compile does not check the values of a
+            tensor `adaptive_threshold`."""
     check_types(q=q, k=k, v=v, log_fgate=log_fgate)
     if autocasts(q.device.type):
         q, k, v = as_autocast(q, k, v)
@@ -80,13 +80,13 @@ def forgetting_attention(
     check_gates(q, k, log_fgate)
     if seq_start is not None or cu_seqlens is not None or window_size is not None:
         check_limits(q, k, seq_start, cu_seqlens, window_size)
-        # Kernels read them without strides.
+        # The kernels assume that they are contiguous.
         seq_start, cu_seqlens = (None if x is None else x.contiguous() for x in (seq_start, cu_seqlens))
     backend = pick_backend(backend, q)
     scale = resolve_scale(scale, q.shape[-1])
     rule = adaptive_threshold if isinstance(adaptive_threshold, str) else None
     if rule and not log_tolerance < 0:
-        raise ValueError(f"log_tolerance is {log_tolerance}; it is the log of a share of the probability, below 0.")
+        raise ValueError(f"log_tolerance is {log_tolerance}; it must be below 0: the log of a share of the probability.")
     tight = rule == "tight" and q.shape[1] > 1
     adaptive_threshold = "auto" if rule == "tight" else adaptive_threshold
     threshold = None if tight else resolve_threshold(adaptive_threshold, q, k, scale, log_tolerance)

@@ -20,7 +20,8 @@ def reference_attention(
     """Compute O = softmax(scale * Q K^T + D) V with D_ij = sum of log f_s, s = j+1..i (the paper's section 3.2), causal.
 
     Matrix products run in the inputs' dtype, the softmax in float32 (float64 for float64 inputs), as eager attention does.
-    `first_key` limits each query to the left (see `visibility`); by default only gates of zero do. Returns (B, Q, H, D)."""
+    `first_key` is the first key that each query sees (see `visibility`); by default only gates of zero limit it. Returns
+    (B, Q, H, D)."""
     Q, H, D = q_BQHD.shape[1:]
     T, key_heads = k_BTGD.shape[1:3]
     scale = D**-0.5 if scale is None else scale
@@ -38,7 +39,7 @@ def reference_attention(
 
     logits_BHQT = (q_BHQD @ k_BHTD.transpose(-1, -2)).to(softmax_dtype) * scale + decay_BHQT
     logits_BHQT = logits_BHQT.masked_fill(~visible_BHQT, float("-inf"))
-    # A padded query sees nothing: its row of -inf would be NaN, its output is 0.
+    # A padded query sees no key: the softmax of its row of -inf would be NaN; its output is set to 0.
     empty_BHQ1 = ~visible_BHQT.any(-1, keepdim=True)
     weights_BHQT = logits_BHQT.masked_fill(empty_BHQ1, 0.0).softmax(-1).masked_fill(empty_BHQ1, 0.0)
     return (weights_BHQT.to(v_BHTD.dtype) @ v_BHTD).transpose(1, 2)

@@ -24,14 +24,14 @@ def check_gates(q: Tensor, k: Tensor, log_fgate: Tensor) -> None:
 
 
 def check_threshold(threshold: Tensor) -> None:
-    """Check a threshold's values where they may be looked at."""
+    """Check a threshold's values, if they may be read."""
     if _may_look(threshold) and not bool((threshold <= 0).all()):
         worst = threshold.nan_to_num(nan=float("inf")).max().item()
         raise ValueError(f"adaptive_threshold reaches {worst} (inf stands for NaN too); a threshold on D must be <= 0.")
 
 
 def check_segments(first: Tensor, length: Tensor, most: int, places: int) -> None:
-    """Check, where they may be looked at, that segments of a list lie one behind the other."""
+    """Check, if values may be read, that the segments of a list are in order and do not overlap."""
     if not _may_look(first):
         return
     stop = first + length
@@ -39,19 +39,20 @@ def check_segments(first: Tensor, length: Tensor, most: int, places: int) -> Non
     if not bool((behind & (length >= 1) & (length <= most) & (stop <= places)).all()):
         raise ValueError(
             f"first is {first.tolist()} and length {length.tolist()}; segments of 1..{most} keys must follow each other in the "
-            f"{places} places of the list."
+            f"{places} entries of the list."
         )
 
 
 def _may_look(values: Tensor) -> bool:
-    """True on a CPU; on a GPU only on request, as a look costs a synchronisation. False under torch.func: vmap forbids it."""
+    """Tell whether values may be read: always on a CPU, on a GPU only on request, as reading them synchronises the device;
+    never under torch.func, as vmap forbids it."""
     if torch._C._are_functorch_transforms_active():
         return False
     return values.device.type == "cpu" or os.environ.get(CHECK_VALUES_VARIABLE) == "1"
 
 
 def check_values(log_fgate: Tensor, seq_start: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    """Check what lies in memory, where it may be looked at."""
+    """Check the values of gates and limits, if they may be read."""
     if not _may_look(log_fgate):
         return
     if not bool((log_fgate <= 0).all()):

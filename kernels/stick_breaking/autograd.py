@@ -1,4 +1,4 @@
-"""The operator as autograd and torch.compile see it, whatever the backend: forward, what it keeps, backward."""
+"""Registration of the operator with autograd and torch.compile, for every backend: forward, saved tensors, backward."""
 
 import os
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from .chunked import QUERY_BLOCK, chunked_backward, chunked_forward
 from .visibility import first_visible_key
 
 NAMESPACE = __name__.rpartition(".")[0].replace(".", "_")
-"""Namespace of the custom operators: copies of this package under other names do not meet."""
+"""Namespace of the custom operators: copies of this package under other names do not collide."""
 CHECK_VALUES_VARIABLE = "STICK_BREAKING_CHECK_VALUES"
 
 
@@ -30,10 +30,10 @@ _OPTIONS = schema(Options)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *given):  # type: ignore[no-untyped-def]
-    """Return output, remainder, and what the backward pass needs besides."""
+    """Return output, remainder, and the other tensors that the backward pass needs."""
     options = Options(*given)
     limit = options.seq_start if options.seq_start is not None else options.cu_seqlens
-    # Here rather than in the public function, so that torch.compile need not look into it.
+    # Checked here rather than in the public function, so that torch.compile need not trace it.
     if limit is not None and (not limit.is_cuda or os.environ.get(CHECK_VALUES_VARIABLE) == "1"):
         check_limit_values(k.shape[1], options.seq_start, options.cu_seqlens)
     first_key = first_visible_key(q.shape[0], q.shape[1], k.shape[1], options.seq_start, options.cu_seqlens)

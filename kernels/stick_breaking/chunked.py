@@ -1,9 +1,11 @@
-"""Stick-breaking attention over blocks of queries in plain PyTorch: memory linear in the length, any device. CPUs run this.
+"""Stick-breaking attention over blocks of queries in plain PyTorch: memory linear in the length, any device. The default on
+CPUs.
 
-Keys are kept from last to first, so that the sum over the nearer keys is a running sum. Forward walks back in stretches of
-growing length until every row's stick is used up; backward takes what was visited in one piece. With G_ij = A_ij (dO_i . V_j),
-the gradient of log A_ij, that of the logits is dz_ij = G_ij - beta_ij (sum over j' <= j of G_ij' + r_i dr_i): z_ij raises
-log A_ij itself and, through 1 - beta_ij, lowers by beta_ij what it, every older key and the remainder get.
+Keys are stored from last to first, so that the sum over nearer keys is a running sum. Forward loops backwards over stretches of
+keys of growing length until every row's stick is used up; backward processes all visited keys at once. With
+G_ij = A_ij (dO_i . V_j), the gradient of log A_ij, that of the logits is dz_ij = G_ij - beta_ij (sum over j' <= j of G_ij' +
+r_i dr_i): z_ij raises log A_ij itself and, through 1 - beta_ij, lowers by beta_ij the logs of A_ij, of all older weights and of
+the remainder.
 
 Legend: N = B * H (batch and heads folded), Q queries, T keys, D head dimension; R the queries of one block, J the keys of a
 stretch, nearest first."""
@@ -22,12 +24,12 @@ FIRST_STRETCH = 128
 
 
 def _blocks(num_queries: int) -> list[slice]:
-    """Cut the queries into blocks."""
+    """Split the queries into blocks."""
     return [slice(start, min(start + QUERY_BLOCK, num_queries)) for start in range(0, num_queries, QUERY_BLOCK)]
 
 
 def _logits(q_NRD: Tensor, k_NJD: Tensor, keys: slice, limit_R: Tensor, first_key_NR: Tensor | None, scale: float) -> Tensor:
-    """Compute scale * q k^T (N, R, J), nearest key first; -inf where hidden: nothing is taken there."""
+    """Compute scale * q k^T (N, R, J), nearest key first; -inf if masked: such a key takes nothing."""
     z_NRJ = torch.bmm(q_NRD, k_NJD.transpose(1, 2)).mul_(scale)
     partly = max(keys.stop - int(limit_R[0]), 0)  # keys that the block's first query does not see
     key_J = torch.arange(keys.stop - 1, keys.start - 1, -1, device=z_NRJ.device)
@@ -38,7 +40,7 @@ def _logits(q_NRD: Tensor, k_NJD: Tensor, keys: slice, limit_R: Tensor, first_ke
 
 
 def _stick(z_NRJ: Tensor, spent_NR1: Tensor) -> Tensor:
-    """Compute -log of what is left before each key, nearest first, and behind the last one: (N, R, J + 1)."""
+    """Compute -log of the stick left before each key, nearest first, and after the last one: (N, R, J + 1)."""
     spent = torch.cat([spent_NR1, softplus(z_NRJ, threshold=50.0)], -1)
     return torch.cumsum(spent, -1, out=spent)
 
@@ -60,7 +62,7 @@ def chunked_forward(
     oldest = torch.zeros(-(-Q // QUERY_BLOCK), dtype=torch.int64)
     for block, rows in enumerate(_blocks(Q)):
         first_key_NR = None if first_key_NQ is None else first_key_NQ[:, rows]
-        # first_key never falls along a row, so the block's first row has the smallest.
+        # first_key never decreases along the queries, so the block's first query has the smallest.
         start = 0 if first_key_NR is None else int(first_key_NR[:, 0].min())
         stop, length = int(limit_Q[rows.stop - 1]), FIRST_STRETCH
         spent_NR1 = spent_NQ[:, rows, None]
@@ -111,7 +113,7 @@ def chunked_backward(
         weights_NRJ = left_NRJ[..., :-1] * beta_NRJ
         dv_NTD[:, there].baddbmm_(weights_NRJ.transpose(1, 2), do_NRD)
         dlog_NRJ = weights_NRJ.mul_(torch.bmm(do_NRD, v_NTD[:, there].transpose(1, 2)))
-        # What is older than a key, and the key itself: by additions from the far end, where little is left.
+        # Sums over each key and all older ones, accumulated from the oldest, where the terms are small.
         older_NRJ = dlog_NRJ.flip(-1)
         older_NRJ[..., :1] += left_NRJ[..., -1:] * dr_NQ1[:, rows]
         older_NRJ = torch.cumsum(older_NRJ, -1, out=older_NRJ).flip(-1)

@@ -1,4 +1,4 @@
-"""The public function: checks its arguments, turns every option into the first visible key, picks a backend."""
+"""The public function: checks its arguments, reduces the limits to the first visible key, picks a backend."""
 
 import torch
 from torch import Tensor
@@ -32,31 +32,31 @@ def stick_breaking_attention(
     """Compute stick-breaking attention (arXiv 2410.17980): o_i = sum over j < i of A_ij v_j, with A_ij = beta_ij * prod over j
     < k < i of (1 - beta_ik) and beta_ij = sigmoid(scale * q_i . k_j).
 
-    Walking back from the query, each key takes its share of the stick that the nearer keys left. No position encoding is
-    needed. Rows are not normalised: what nobody took is the remainder. Computed in log space with float32 sums; where a row's
-    stick is used up to below float32's rounding, what lies further back is skipped (see `visibility`).
+    Going back from the query, each key takes its share of the stick that the nearer keys left. No position encoding is
+    needed. Rows do not sum to 1: the rest is the remainder. Computed in log space with float32 sums; once a row's stick is
+    used up to below float32's rounding, older keys are skipped (see `visibility`).
 
     Args:
         q: (B, Q, H, D), the last Q <= T positions of the keys' sequence; D in {16, 32, 64, 128}. bf16, fp16 or fp32 (float64
             too on CPU). Any strides; only the last dimension should be contiguous to avoid a copy.
-        k, v: (B, T, Hkv, D), H a multiple of Hkv. A NaN or infinity in v may reach queries that do not see it (0 x NaN
-            is NaN), from before `seq_start` by "triton" alone.
-        scale: factor of the logits, D**-0.5 by default.
+        k, v: (B, T, Hkv, D), H a multiple of Hkv. A NaN or infinity in v may reach queries that do not see its key (0 x NaN
+            is NaN); one before `seq_start` only with "triton".
+        scale: factor of the logits, defaults to D**-0.5.
         attend_current: a query sees the key at its own position too. Without it the first query sees nothing.
         seq_start: (B,) integers, first real position of each left-padded sequence.
-        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents packed in a batch of one, some
-            perhaps empty; needs Q == T.
+        cu_seqlens: (documents + 1,) integers from 0 to T, boundaries of documents, which may be empty, packed in a batch of
+            one; needs Q == T.
         backend: "triton", "chunked" (PyTorch in blocks of queries), "reference" (`reference_attention`, memory quadratic in T),
             or "auto": triton for CUDA tensors, chunked for others.
 
     Returns:
-        o: (B, Q, H, D) in q's dtype (the autocast dtype under autocast). A query that sees nothing gives 0.
+        o: (B, Q, H, D) in q's dtype (the autocast dtype under autocast); 0 for a query that sees nothing.
         remainder: (B, Q, H), 1 - sum over j of A_ij, float32 (float64 for float64 inputs). Add `remainder * v` for the variant
-            whose own value takes what is left.
+            in which a token's own value takes the rest.
 
     Raises:
-        ValueError: a bad shape, dtype, device, option or, where looking costs no device synchronisation, value. Set
-            STICK_BREAKING_CHECK_VALUES=1 to have values on a GPU looked at too."""
+        ValueError: an invalid shape, dtype, device, option or, if checking it needs no device synchronisation, value. Set
+            STICK_BREAKING_CHECK_VALUES=1 to check values on a GPU, too."""
     check_types(q=q, k=k, v=v)
     q, k, v = as_autocast(q, k, v)
     check_tensors(q, k, v)

@@ -36,7 +36,7 @@ def reference_attention(
 
     logits_BHQT = (q_BHQD @ k_BHTD.transpose(-1, -2)).to(sum_dtype) * scale
     log_left_BHQT = logsigmoid(-logits_BHQT).masked_fill(~visible, 0.0)  # log of what each key leaves
-    # A sum over the nearer keys alone: the inclusive sum less the key's own term would lose its digits.
+    # Summed over the nearer keys only: subtracting a key's own term from the inclusive sum would lose digits.
     nearer_BHQT = log_left_BHQT[..., 1:].flip(-1).cumsum(-1).flip(-1)
     nearer_BHQT = torch.nn.functional.pad(nearer_BHQT, (0, 1))
     weights_BHQT = (logsigmoid(logits_BHQT) + nearer_BHQT).masked_fill(~visible, float("-inf")).exp()

@@ -1,4 +1,4 @@
-"""DeltaNet (arXiv 2406.06484): flash-linear-attention's layer in our skeleton, the paper's set-up (Appendix B)."""
+"""DeltaNet (arXiv 2406.06484): flash-linear-attention's layer in our backbone, with the paper's settings (Appendix B)."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)

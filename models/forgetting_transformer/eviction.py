@@ -1,11 +1,10 @@
-"""Keys that some later token can still see, as one list over the heads of a batch: each head keeps as many as it remembers.
+"""Keys that some later token can still see, as one list over the heads of a batch: each head keeps its own number of keys.
 
-Forget gates only fall along a text, so that a key whose decay has passed below the threshold of pruning (arXiv 2504.06949) is
-below it for every later query, and what remains of a head are its newest keys: a segment of the list, with free places behind
-it. New keys are written there, step by step, where a CUDA graph can write them too; when no place is left, the list is laid
-anew without the keys that are gone.
+The decay D of a key only falls along a text, so a key with D below the pruning threshold (arXiv 2504.06949) is below it for
+every later query, and a head keeps its newest keys: a segment of the list, followed by free slots. New keys are written there,
+step by step, also by a CUDA graph; when no slot is left, the list is rebuilt without the evicted keys.
 
-Suffixes: B batch, T tokens, H heads, N = B * H, D head dimension, S places of the list."""
+Suffixes: B batch, T tokens, H heads, N = B * H, D head dimension, S slots of the list."""
 
 from typing import Any
 
@@ -16,13 +15,13 @@ from kernels.forgetting_attention.cached import segments
 from models.cache import PLACES, State
 
 SPARE, STRIDE = 8, 2048
-"""An eighth of a list is left free at its end, and the longest segment counts in such strides, so that a list can be laid anew
-in its own memory for a while."""
+"""A list is allocated with an eighth more at its end, and the length of the longest segment is rounded up to STRIDE, so that
+the list can be rebuilt in its own memory for a while."""
 
 
 def listed(k_BTHD: Tensor, v_BTHD: Tensor, gate_sum_BTH: Tensor, real_BT: Tensor, threshold_N: Tensor) -> State:
-    """List the real keys whose decay up to the last token is not below its head's threshold, with their values and the running
-    sums of the log gate."""
+    """List the real keys whose decay up to the last token is not below their head's threshold, with their values and the
+    running sums of the log gate."""
     threshold_B1H = threshold_N.view(len(gate_sum_BTH), 1, -1)
     seen_BTH = real_BT[..., None] & (gate_sum_BTH[:, -1:] - gate_sum_BTH >= threshold_B1H)
     seen_BHT = seen_BTH.transpose(1, 2)
@@ -32,8 +31,8 @@ def listed(k_BTHD: Tensor, v_BTHD: Tensor, gate_sum_BTH: Tensor, real_BT: Tensor
 
 
 def laid_anew(keys: State) -> tuple[State, bool]:
-    """Let go of the keys that are gone, and make places for as many new ones as before; and tell whether all lies where it
-    did."""
+    """Evict the keys that no later token can see, and make slots for as many new ones as before. Return the list, and whether
+    it is still in the same memory."""
     row_S, held_S = segments(keys["first"], keys["length"], len(keys["k"]))
     now_N = keys["gate_sum"][keys["first"] + keys["length"] - 1]
     seen_S = held_S & (now_N[row_S] - keys["gate_sum"] >= keys["threshold"][row_S])
@@ -46,7 +45,7 @@ def laid_anew(keys: State) -> tuple[State, bool]:
 
 
 def add(keys: State, k_ND: Tensor, v_ND: Tensor, gate_sum_N: Tensor) -> None:
-    """Write the keys, values and sums of one token behind each head's own."""
+    """Append the keys, values and sums of one token to each head's segment."""
     place_N = (keys["first"] + keys["length"]).long()
     for name, new in (("k", k_ND), ("v", v_ND), ("gate_sum", gate_sum_N)):
         keys[name].index_copy_(0, place_N, new.to(keys[name].dtype))
@@ -54,7 +53,7 @@ def add(keys: State, k_ND: Tensor, v_ND: Tensor, gate_sum_N: Tensor) -> None:
 
 
 def _spread(kept: dict[str, Tensor], length_N: Tensor, threshold_N: Tensor) -> State:
-    """Make a list of memory of its own for these keys, which stand side by side."""
+    """Allocate a new list for these keys, which are given without gaps."""
     places, most = len(kept["k"]) + len(length_N) * PLACES, int(length_N.max()) + PLACES
     places = max(places + places // SPARE, most)
     state: dict[str, Any] = {name: x.new_zeros(places, *x.shape[1:]) for name, x in kept.items()}

@@ -79,8 +79,8 @@ class HeadNorm(RMSNorm):
 
 
 class ShiftLinear(nn.Module):
-    """Weights of a projection whose heads mix in the previous token's by a data-dependent scalar, as `_project` of attention
-    does it: alpha_t * x_{t-1} + (1 - alpha_t) * x_t (section 3.3, no bias)."""
+    """Weights of a projection whose heads mix in that of the previous token by a data-dependent scalar, computed in `_project`
+    of attention: alpha_t * x_{t-1} + (1 - alpha_t) * x_t (section 3.3, no bias)."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class ForgettingAttention(nn.Module):
             self.output_norm = HeadNorm(d, spec.norm_eps)
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *rotation: Tensor) -> Tensor:
-        """Return (B, T, d) from the normalised block input; with a cache, x holds the tokens after those cached. `rotation`:
-        cos and sin of their positions, where the variant rotates."""
+        """Return (B, T, d) from the normalised block input; with a cache, x holds the tokens after the cached ones. `rotation`:
+        cos and sin of their positions, if the variant has RoPE."""
         q, k, v, log_fgate = self.project(x, cache, *rotation)
         seq_start = None if padding is None else padding.start
         if cache is None:
@@ -134,8 +134,8 @@ class ForgettingAttention(nn.Module):
     def project(
         self, x: Tensor, cache: DecodingCache | None = None, *rotation: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return what attention sees of the tokens in x: q, k, v (B, T, H, D), shifted, normalised and rotated, and the log
-        forget gate (B, T, H) in fp32, None without a gate."""
+        """Return the inputs of attention for the tokens in x: q, k, v (B, T, H, D), shifted, normalised and rotated, and the
+        log forget gate (B, T, H) in fp32, None without a gate."""
         scalars, normed = self._scalars(x), self.spec.qk_norm
         q = self.q_proj(x).unflatten(-1, (self.spec.num_heads, -1))
         k = self._project("k", x, scalars, cache, self.k_norm if normed else None)
@@ -146,9 +146,9 @@ class ForgettingAttention(nn.Module):
         return q, k, v, self._log_fgate(x, scalars)
 
     def _scalars(self, x: Tensor) -> dict[str, Tensor]:
-        """Return what the tokens in x say to each head in one number (B, T, H): the logits of the forget gate and of the shifts
-        of k and v. One product with their weights side by side, unless one has an adapter or a hook: each alone is too narrow
-        for a GPU."""
+        """Return the scalars (B, T, H) of the tokens in x for each head: the logits of the forget gate and of the shifts of k
+        and v. One matmul with their concatenated weights, as each alone is too narrow for a GPU, unless one has an adapter or
+        a hook."""
         linears = {"fgate": self.fgate_proj} if hasattr(self, "fgate_proj") else {}
         for name, projection in (("k", self.k_proj), ("v", self.v_proj)):
             if isinstance(projection, ShiftLinear):
@@ -176,7 +176,7 @@ class ForgettingAttention(nn.Module):
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         shifted = shift_and_norm(projected, scalars[name], weight, eps=eps, before_B1HD=before)
         if cache is not None:
-            cache.update(self.layer_idx, **{key: projected[:, -1:].clone()})  # the token alone, not a view that keeps them all
+            cache.update(self.layer_idx, **{key: projected[:, -1:].clone()})  # not a view, which would keep all tokens
         return shifted
 
     def _log_fgate(self, x: Tensor, scalars: dict[str, Tensor]) -> Tensor | None:
@@ -186,7 +186,7 @@ class ForgettingAttention(nn.Module):
         return F.logsigmoid(logits.float()).expand(*x.shape[:2], self.spec.num_heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None) -> Tensor:
-        """Return what each of the last T queries (B, T, H, D) takes of the values; arguments as `project` gives them."""
+        """Return the output of attention for the last T queries (B, T, H, D); arguments as `project` returns them."""
         if self.spec.attention == "stick_breaking":
             o, remainder = stick_breaking_attention(q, k, v, seq_start=seq_start)
             return o + (remainder[..., None] * v[:, -q.shape[1] :]).to(o.dtype) if self.spec.stick_remainder else o
@@ -195,7 +195,7 @@ class ForgettingAttention(nn.Module):
             repeats = q.is_cuda and torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled()
             if whole and not repeats:
                 return _softmax_attention(q, k, v)
-            # Padding and windows without a (T, T) mask, and gradients that repeat at full speed: the kernel with gates of 1.
+            # The kernel with gates of 1: padding and windows without a (T, T) mask, deterministic gradients at full speed.
             log_fgate = k.new_zeros(k.shape[:3], dtype=torch.float32)
         pruning = self.pruning(q, k, self.spec.prune_log_tolerance)
         return forgetting_attention(q, k, v, log_fgate, seq_start=seq_start, window_size=self.spec.window_size, **pruning)
@@ -203,7 +203,7 @@ class ForgettingAttention(nn.Module):
     def _attend_cached(
         self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
     ) -> Tensor:
-        """Attend over the cached tokens and the new ones, which the cache takes in: of gates their running sums."""
+        """Attend over the cached tokens and the new ones, and add these to the cache, their gates as running sums."""
         if cache.longest is not None:
             return self._attend_evicting(q, k, v, log_fgate, seq_start, cache)
         if cache.room is not None:
@@ -225,7 +225,7 @@ class ForgettingAttention(nn.Module):
     def _attend_placed(
         self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
     ) -> Tensor:
-        """Attend over the cached tokens and the new ones, which a cache with room takes in."""
+        """Attend over the cached tokens and the new ones, and add these to the cache with room."""
         if self.spec.attention != "softmax" or self.spec.window_size is not None:
             needed = "softmax attention over the whole text: give stick-breaking attention and windows a cache without room"
             raise ValueError(f"a cache with room={cache.room} is for {needed}")
@@ -243,16 +243,16 @@ class ForgettingAttention(nn.Module):
     def _attend_evicting(
         self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
     ) -> Tensor:
-        """Attend over the cached keys and the new ones, of which the cache keeps those that a later token can see."""
+        """Attend over the cached keys and the new ones; the cache keeps those that a later token can see."""
         assert cache.longest is not None
         if log_fgate is None or not self.spec.qk_norm or self.spec.window_size is not None:
             needed = "forget gates, QK-norm, whose scales bound all logits to come, and no window"
-            raise ValueError(f"a cache with longest={cache.longest} lets go of keys, which needs {needed}: use fox_pro")
+            raise ValueError(f"a cache with longest={cache.longest} evicts keys, which needs {needed}: use fox_pro")
         new, cached = q.shape[1], cache.seq_len
         if cached == 0:
             return self._attend_then_evict(q, k, v, log_fgate, seq_start, cache)
-        if new > 1:  # each would have to see what remains at its own place
-            rule = "a cache with `longest` goes on token by token after the prompt"
+        if new > 1:  # each would need the keys that remain at its own position
+            rule = "a cache with `longest` continues token by token after the prompt"
             raise ValueError(f"{new} tokens after {cached}: {rule}")
         gate_sum = sum_log_gates(log_fgate, cache[self.layer_idx]["last_sum"])
         keys = cache.update(self.layer_idx, last_sum=gate_sum)["keys"]
@@ -267,7 +267,7 @@ class ForgettingAttention(nn.Module):
     def _attend_then_evict(
         self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, seq_start: Tensor | None, cache: DecodingCache
     ) -> Tensor:
-        """Attend within a prompt, of which the cache keeps the keys that a later token can see."""
+        """Attend within a prompt; the cache keeps the keys that a later token can see."""
         assert cache.longest is not None
         gate_sum = sum_log_gates(log_fgate)
         position_T = torch.arange(q.shape[1], device=q.device)
@@ -279,8 +279,8 @@ class ForgettingAttention(nn.Module):
         return self.attend(q, k, v, log_fgate, seq_start)
 
     def _running_bound(self, q: Tensor, k: Tensor, cache: DecodingCache) -> Tensor | None:
-        """Return a bound (B, H) of the newest query's logits from what the cache keeps: QK-norm's, or else the largest norm of
-        the keys so far. None where nothing is pruned."""
+        """Return a bound (B, H) on the newest query's logits from QK-norm's scales, or else from the largest norm of the keys
+        so far, which the cache keeps. None without pruning."""
         if self.spec.prune_log_tolerance is None:
             return None
         kept = cache.layers.get(self.layer_idx, {})
@@ -305,8 +305,8 @@ class ForgettingAttention(nn.Module):
         logit_bound: Tensor | None,
         length: Tensor | None = None,
     ) -> Tensor:
-        """Return what the newest token (B, 1, H, D) takes of the cached values, with the gates' running sums (B, T, H). Prunes
-        with a bound of its logits (B, H). `length` (1,): so many of the T places hold tokens."""
+        """Return the output of attention for the newest token (B, 1, H, D) over the cache, with the gates' running sums
+        (B, T, H). Prunes with a bound on its logits (B, H). `length` (1,): number of the T entries that hold tokens."""
         threshold = None
         if logit_bound is not None and self.spec.prune_log_tolerance is not None:
             threshold = pruning_threshold(logit_bound, k.shape[1], self.spec.prune_log_tolerance)
@@ -314,19 +314,19 @@ class ForgettingAttention(nn.Module):
         return forgetting_attention_cached(q, k, v, gate_sum, adaptive_threshold=threshold, **limits)
 
     def pruning(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> dict[str, Any]:
-        """Return the options of `forgetting_attention` that prune, by the rule of the spec; none for None."""
+        """Return the pruning options of `forgetting_attention`, by the rule of the spec; None disables pruning."""
         if log_tolerance is not None and self.spec.prune_tightly:
             return {"adaptive_threshold": "tight", "log_tolerance": log_tolerance}
         return {"adaptive_threshold": self.threshold(q, k, log_tolerance)}
 
     def pruned_tiles(self, q: Tensor, k: Tensor, log_fgate: Tensor, log_tolerance: float, tile: int) -> Tensor:
-        """Count the leading key tiles that each query tile skips, int32 (B, H, M), by the spec's rule; one query's by ACP's."""
+        """Count the leading key tiles that each query tile skips, int32 (B, H, M), by the spec's rule (one query: by ACP's)."""
         if q.shape[1] == 1:
             return skipped_tiles(q, k, log_fgate, tile=tile, adaptive_threshold=self.threshold(q, k, log_tolerance))
         return skipped_tiles(q, k, log_fgate, tile=tile, **self.pruning(q, k, log_tolerance))
 
     def threshold(self, q: Tensor, k: Tensor, log_tolerance: float | None) -> Tensor | float | None:
-        """Return the threshold on D (arXiv 2504.06949), from QK-norm's scales, or else from the norms; None prunes nothing."""
+        """Return the threshold on D (arXiv 2504.06949), from QK-norm's scales, or else from the norms; None: no pruning."""
         if log_tolerance is None:
             return None
         bound = self._qk_norm_bound(q.dtype) if self.spec.qk_norm else norm_logit_bound(q, k, self.spec.head_dim**-0.5)
@@ -354,14 +354,14 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries) if partly else None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     attend = partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=bool(queries == keys))
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16:  # PyTorch 2.13's own fails on AVX-512 held to AVX2
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:  # PyTorch 2.13's kernel fails on AVX-512 CPUs limited to AVX2
         with sdpa_kernel(SDPBackend.MATH):
             return attend().transpose(1, 2)
     return attend().transpose(1, 2)
 
 
 def gated_layers(model: nn.Module) -> dict[int, ForgettingAttention]:
-    """Return the attention layers with forget gates, by their place. ValueError for a model without."""
+    """Return the attention layers with forget gates, by layer index. Raises ValueError if there are none."""
     found = [module for module in model.modules() if isinstance(module, ForgettingAttention)]
     gated = {module.layer_idx: module for module in found if module.spec.forget_gate != "none"}
     if not gated:
@@ -387,8 +387,8 @@ def watched(layers: Mapping[int, ForgettingAttention], visit: Callable[..., None
 def pruning(
     layers: Iterable[ForgettingAttention], log_tolerance: float | None, rule: Literal["acp", "tight"] | None = None
 ) -> Iterator[None]:
-    """Have the layers prune with this tolerance, not at all with None, whatever they were trained with. `rule`: None for that
-    of their spec."""
+    """Make the layers prune with this tolerance (None: not at all), whatever they were trained with. `rule` defaults to that of
+    their spec."""
     own = [(layer, layer.spec) for layer in layers]
     try:
         for layer, spec in own:
@@ -414,8 +414,8 @@ class Model(Backbone):
 
     @contextmanager
     def measuring(self) -> Iterator[dict[str, list[Tensor]]]:
-        """Yield the share of the causal tiles that pruning skips, of a layer the mean over sequences and heads. A sequence has
-        at least TILES tiles: smaller ones than the kernels' 128 in short training contexts."""
+        """Yield the share of the causal tiles that pruning skips, per layer the mean over sequences and heads. A sequence has
+        at least TILES tiles, in short training contexts smaller ones than the kernels' 128."""
         found: dict[str, list[Tensor]] = {name: [] for name in self.spec.measured}
 
         def visit(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
@@ -428,8 +428,8 @@ class Model(Backbone):
             yield found
 
     def init_module(self, module: nn.Module) -> None:
-        """Start with N(0, 0.02^2) everywhere, no scaling with depth, biases 0 (the forget gate's, too: f starts near 0.5) but
-        for gates with decay times."""
+        """Initialise with N(0, 0.02^2) everywhere, no scaling with depth, and biases 0 (the forget gate's, too: f starts near
+        0.5), except those of gates with decay times."""
         linear_normal_(module, self.spec.initializer_range)
         spec, bias = self.spec, getattr(module, "fgate_bias", None)
         if isinstance(module, nn.Linear):

@@ -11,15 +11,15 @@ ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 class ForgettingTransformerSpec(WithAttentionHeads):
     """FoX and Transformer, Pro and LLaMA: one attention block with every switch of the paper (Fig. 1, Table 3).
 
-    `attention`: "stick_breaking" (arXiv 2410.17980) has no gate and needs no position encoding; with `stick_remainder` a
-    token's own value takes what its keys left over. `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only" sigmoid(b)
-    learned, "fixed" sigmoid(b) constant, "none" no gate. `decay_time_min`/`decay_time_max` (tokens) set the initial b:
-    always that of the two constant gates (Fig. 7); that of "full" is 0 without them. `mlp_width` overrides the SwiGLU width
-    that follows from `mlp_ratio` (in small models rounding up to 256 would dominate). `window_size`: a token sees that
-    many, itself included. `prune_log_tolerance`: log(eps) of adaptive computation pruning, e.g. -10; None computes every
-    tile. It changes the result by less than eps, but it is part of the spec because the ACP paper compares the two.
-    `prune_tightly`: the same promise with another bound, which skips more (`kernels.forgetting_attention.pruning.tight`;
-    not in the paper)."""
+    `attention`: "stick_breaking" (arXiv 2410.17980) has no gate and needs no position encoding; with `stick_remainder` the
+    weight that a token's keys leave over goes to its own value. `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only"
+    sigmoid(b) learned, "fixed" sigmoid(b) constant, "none" no gate. `decay_time_min`/`decay_time_max` (tokens) set the
+    initial b: required for the two constant gates (Fig. 7); without them b of "full" starts at 0. `mlp_width` overrides the
+    SwiGLU width that follows from `mlp_ratio` (in small models rounding up to 256 would dominate). `window_size`: number of
+    tokens that a token sees, itself included. `prune_log_tolerance`: log(eps) of adaptive computation pruning, e.g. -10;
+    None computes every tile. It changes the result by less than eps, but is part of the spec because the ACP paper compares
+    the two. `prune_tightly`: the same guarantee with another bound, which skips more
+    (`kernels.forgetting_attention.pruning.tight`; not in the paper)."""
 
     kind: Literal["forgetting_transformer"] = "forgetting_transformer"
     attention: Literal["softmax", "stick_breaking"] = "softmax"
@@ -76,16 +76,16 @@ class ForgettingTransformerSpec(WithAttentionHeads):
         return 4 * d * d + gate + shifts + qk_norm + self.use_output_gate * d * d + self.use_output_norm * d
 
     def mixing_flops(self, seq_len: int) -> int:
-        """Return 4 * layers * d FLOPs for each key that a query sees: L/2 on the causal average, fewer where a window is
-        shorter than the sequence, whose first queries see half of it on average and the rest all."""
+        """Return 4 * layers * d FLOPs for each key that a query sees: L/2 on average, fewer if a window is shorter than the
+        sequence: the first `window_size` queries see half a window on average, the others a whole one."""
         per_key, window = 4 * self.num_layers * self.hidden_size, self.window_size
         if window is None or window >= seq_len:
             return per_key * seq_len // 2
         return int(per_key * (window * window / 2 + (seq_len - window) * window) / seq_len)
 
     def executed_flops_per_token(self, seq_len: int, pruned_share: float) -> int:
-        """Return those that are carried out when `pruned_share` (0 to 1) of the tiles that the causal mask and the window leave
-        is skipped. ValueError for another share, and for any but 0 without a forget gate."""
+        """Return the FLOPs per token that are executed when `pruned_share` (0 to 1) of the tiles inside the causal mask and the
+        window is skipped. Raises ValueError for another share, and for any but 0 without a forget gate."""
         if not 0 <= pruned_share <= 1:
             raise ValueError(f"pruned_share {pruned_share} is no share; give a number from 0 to 1")
         if pruned_share and self.forget_gate == "none":

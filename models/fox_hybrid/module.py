@@ -1,4 +1,4 @@
-"""Gated DeltaNet with FoX in every fourth layer: few layers see all tokens, as in models that are built to be served."""
+"""Gated DeltaNet with FoX in every fourth layer: few layers see all tokens, as in models that are built for serving."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)

@@ -9,8 +9,8 @@ from models.spec_parts import PositiveFloat, PositiveInt, WithMLP, strict
 
 @strict
 class FoxHybridSpec(WithMLP):
-    """Layers of Gated DeltaNet (`head_dim`, `conv_size`, `mlp_width`), of which every `fox_every`-th is one of FoX (Pro) in its
-    place (`num_heads`, `fox_mlp_width`), without a window or RoPE."""
+    """Layers of Gated DeltaNet (`head_dim`, `conv_size`, `mlp_width`), of which every `fox_every`-th is replaced by one of FoX
+    (Pro) (`num_heads`, `fox_mlp_width`), without a window or RoPE."""
 
     kind: Literal["fox_hybrid"] = "fox_hybrid"
     num_heads: PositiveInt
@@ -27,7 +27,7 @@ class FoxHybridSpec(WithMLP):
 
     @property
     def fox(self) -> ForgettingTransformerSpec:
-        """The layers of FoX, as FoX (Pro) has them; `num_layers` is theirs."""
+        """Spec of the FoX layers, as in FoX (Pro); `num_layers` counts only these."""
         pro = ("use_k_shift", "use_v_shift", "qk_norm", "use_output_gate", "use_output_norm")
         values: dict[str, Any] = {name: getattr(self, name) for name in ("vocab_size", "hidden_size", "num_heads", "norm_eps")}
         values |= dict(dict.fromkeys(pro, True), mlp_ratio=self.fox_mlp_ratio, mlp_width=self.fox_mlp_width)
@@ -35,7 +35,7 @@ class FoxHybridSpec(WithMLP):
 
     @property
     def recurrent(self) -> GatedDeltaNetSpec:
-        """The other layers, as Gated DeltaNet has them; `num_layers` is theirs."""
+        """Spec of the other layers, as in Gated DeltaNet; `num_layers` counts only these."""
         shared = ("vocab_size", "hidden_size", "norm_eps", "mlp_ratio", "mlp_width", "head_dim", "conv_size")
         same = {name: getattr(self, name) for name in shared}
         return GatedDeltaNetSpec(**same, num_layers=self.num_layers - self.num_layers // self.fox_every)

@@ -8,7 +8,7 @@ from models.spec_parts import WithMatrixState, strict
 @strict
 class GatedLinearAttentionSpec(WithMatrixState):
     """Gated linear attention with an output gate. A head has keys of `head_dim` channels and values of twice as many; keys have
-    hidden_size / 2 channels in all, each with a forget gate, by a map of low rank."""
+    hidden_size / 2 channels in all, each with a forget gate, which a low-rank projection computes."""
 
     kind: Literal["gated_linear_attention"] = "gated_linear_attention"
 

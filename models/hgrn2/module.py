@@ -1,6 +1,6 @@
-"""HGRN2 (arXiv 2404.07904): flash-linear-attention's layer in our skeleton, the paper's set-up (Appendix B).
+"""HGRN2 (arXiv 2404.07904): flash-linear-attention's layer in our backbone, with the paper's settings (Appendix B).
 
-As in the released code, the layer-wise lower bounds exist but do not reach the mixer, unless `use_lower_bound` asks for it."""
+As in the released code, the layer-wise lower bounds exist but are not passed to the mixer, unless `use_lower_bound` is set."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import FusedOutput, RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
@@ -20,7 +20,7 @@ class Model(RecurrentModel):
 
     def __init__(self, spec: HGRN2Spec) -> None:
         super().__init__(spec, HGRN2Mixer, expand_ratio=spec.expand_ratio)
-        # Unused bounds take no gradient: DDP must not wait for one.
+        # Unused bounds require no grad: DDP must not wait for it.
         self.lower_bounds = nn.Parameter(torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound)
 
     def extra_inputs(self, layer_idx: int) -> tuple[Tensor, ...]:
@@ -29,7 +29,7 @@ class Model(RecurrentModel):
         return (self.lower_bounds.softmax(0, dtype=torch.float32)[1 : layer_idx + 1].sum(0),)
 
     def init_module(self, module: nn.Module) -> None:
-        """Start without lower bounds."""
+        """Initialise the parameters of the lower bounds with zeros."""
         super().init_module(module)
         if module is self:
             nn.init.zeros_(self.lower_bounds)

@@ -7,7 +7,7 @@ from models.spec_parts import PositiveInt, WithMLP, strict
 
 @strict
 class HGRN2Spec(WithMLP):
-    """HGRN2 with hidden_size / expand_ratio heads. `use_lower_bound`: hand the mixer its layer's lower bound."""
+    """HGRN2 with hidden_size / expand_ratio heads. `use_lower_bound`: pass the mixer its layer's lower bound."""
 
     kind: Literal["hgrn2"] = "hgrn2"
     expand_ratio: PositiveInt = 128

@@ -1,7 +1,7 @@
 """Mamba-2 (arXiv 2405.21060): flash-linear-attention's layer with the recurrence through `kernels.ssd`.
 
 The layer's own paths need mamba-ssm and causal-conv1d, or memory for a naive scan. fla's `chunk_simple_gla` computes the
-recurrence too, but refuses its gradient on Hopper with Triton 3.4 to 3.7.0, and wants keys and queries once per head.
+recurrence too, but refuses its gradient on Hopper with Triton 3.4 to 3.7.0, and needs keys and queries repeated per head.
 The paper's setup: twice the layers, no MLPs (Appendix B)."""
 
 import logging
@@ -37,7 +37,7 @@ class Mamba2Mixer(Mamba2):
         self.causal_conv1d_fn = self.causal_conv1d_update = None
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
-        """(B, T, d). h_t = exp(-A dt_t) h_{t-1} + dt_t B_t x_t; y_t = C_t h_t + D x_t; out = W norm(y * SiLU(z))."""
+        """Return (B, T, d): h_t = exp(-A dt_t) h_{t-1} + dt_t B_t x_t; y_t = C_t h_t + D x_t; out = W norm(y * SiLU(z))."""
         past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
         z, xBC, dt = self.in_proj(x).split([self.intermediate_size, self.conv_dim, self.num_heads], -1)
         xBC, conv_state = causal_conv_silu(
@@ -55,7 +55,7 @@ class Mamba2Mixer(Mamba2):
 
 
 class Mamba2Block(ResidualBlock):
-    """x += mixer(norm(x)): no MLP."""
+    """Residual block without MLP: x += mixer(norm(x))."""
 
     def __init__(self, spec: Mamba2Spec, layer_idx: int) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ class Model(Backbone):
         super().__init__(spec, [Mamba2Block(spec, i) for i in range(spec.num_layers)])
 
     def init_module(self, module: nn.Module) -> None:
-        """Start with PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A = 1..H,
-        D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
+        """Initialise with PyTorch's defaults for linear maps and convolutions, output projections divided by sqrt(layers); A =
+        1..H, D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
         if not isinstance(module, Mamba2Mixer):
             init_as_pytorch_(module)
             return

@@ -1,4 +1,4 @@
-"""Mamba-2: the spec, and what it shares with Mamba-3's."""
+"""Mamba-2: the spec, and the base that it shares with Mamba-3's."""
 
 from typing import Literal
 
@@ -37,7 +37,7 @@ class Mamba2Spec(WithStateSpace):
 
     @property
     def convolved(self) -> int:
-        """Channels that are convolved."""
+        """Number of convolved channels."""
         return self.inner_size + 2 * self.ssm_state_size
 
     @property

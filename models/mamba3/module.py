@@ -1,4 +1,4 @@
-"""Mamba-3 (arXiv 2603.15569): flash-linear-attention's layer, whose own recurrence needs mamba-ssm, with ours.
+"""Mamba-3 (arXiv 2603.15569): flash-linear-attention's layer with our recurrence, as its own needs mamba-ssm.
 
 Suffixes: B batch, T tokens, H heads, N state size, S angles."""
 
@@ -28,8 +28,8 @@ class Mamba3Mixer(Mamba3):
     """fla's layer (parameters and projections) with a forward pass for training, prefill and decoding on any device."""
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
-        """Return (B, T, d): keys and queries, normed and with a bias for each head, turn by angles that sum up over the tokens,
-        and out = W (o * SiLU(z)). What stands at padded positions writes zeros."""
+        """Return (B, T, d): keys and queries are normalised, get a bias per head and are rotated by angles accumulated over the
+        tokens, and out = W (o * SiLU(z)). Padded positions write zeros to the state."""
         past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
         z, values, k, q, step, decay, share, turn = self._project_and_split(x)
         step = F.softplus(step.float() + self.dt_bias.float())
@@ -52,7 +52,7 @@ class Mamba3Mixer(Mamba3):
 
 
 def _turned(y_BTHN: Tensor, cos_BTHS: Tensor, sin_BTHS: Tensor) -> Tensor:
-    """Turn the first S pairs of neighbouring channels."""
+    """Rotate the first S pairs of adjacent channels."""
     pairs = 2 * cos_BTHS.shape[-1]
     a, b = y_BTHN[..., 0:pairs:2], y_BTHN[..., 1:pairs:2]
     turned = torch.stack([a * cos_BTHS - b * sin_BTHS, a * sin_BTHS + b * cos_BTHS], -1)
@@ -71,8 +71,8 @@ class Model(Backbone):
         super().__init__(spec, blocks)
 
     def init_module(self, module: nn.Module) -> None:
-        """Start with PyTorch's defaults for linear maps, those that end a branch divided by sqrt(2 * layers); biases of keys
-        and queries, and D, at 1; dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
+        """Initialise with PyTorch's defaults for linear maps, those that end a branch divided by sqrt(2 * layers); biases of
+        keys and queries, and D, with 1; dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
         if isinstance(module, Mamba3Mixer):
             for ones in (module.B_bias, module.C_bias, module.D):
                 nn.init.ones_(ones)

@@ -8,8 +8,8 @@ from models.spec_parts import WithMLP, strict
 
 @strict
 class Mamba3Spec(WithStateSpace, WithMLP):
-    """Mamba-3 with one input and one output a head (SISO), each layer followed by an MLP. Half of the keys' channels turn, two
-    by one angle."""
+    """Mamba-3 with one input and one output per head (SISO), each layer followed by an MLP. Half of the keys' channels are
+    rotated, in pairs of one angle."""
 
     kind: Literal["mamba3"] = "mamba3"
 
@@ -26,7 +26,7 @@ class Mamba3Spec(WithStateSpace, WithMLP):
         return d * (3 * inner + 2 * n + 3 * heads + n // 4) + 2 * n * (heads + 1) + 2 * heads
 
     def mixing_flops(self, seq_len: int) -> int:
-        return 5 * self.num_layers * self.inner_size * self.ssm_state_size  # as Mamba-2: 5 for each number of the state
+        return 5 * self.num_layers * self.inner_size * self.ssm_state_size  # as Mamba-2: 5 for each element of the state
 
     def state_size(self, seq_len: int) -> int:
         keys_and_angles = self.num_heads * (self.ssm_state_size + self.ssm_state_size // 4)

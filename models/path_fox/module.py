@@ -19,7 +19,7 @@ class PathFoxMixer(path_attn.PaTHAttention):
     """fla's layer with a forward pass for training, prefill and decoding on any device."""
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
-        """Return (B, T, d). A cache holds the keys as they have become by the last token, in fp32."""
+        """Return (B, T, d). A cache holds the keys as transformed up to the last token, in fp32."""
         past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
         w, conv_state = causal_conv_silu(
             self.w_proj(x), self.w_conv1d.weight.squeeze(1), None, past.get("conv_state"), keep_state=cache is not None
@@ -47,7 +47,7 @@ class Model(Backbone):
         super().__init__(spec, [Block(mixer, spec.hidden_size, spec.intermediate_size, spec.norm_eps) for mixer in mixers])
 
     def init_module(self, module: nn.Module) -> None:
-        """Start as FoX, with N(0, 0.02^2) and biases 0; convolutions by PyTorch's default."""
+        """Initialise as FoX, with N(0, 0.02^2) and biases 0; convolutions by PyTorch's default."""
         if isinstance(module, nn.Conv1d):
             module.reset_parameters()
         else:

@@ -7,15 +7,15 @@ from models.spec_parts import PositiveInt, WithAttentionHeads, strict
 
 @strict
 class PathFoxSpec(WithAttentionHeads):
-    """PaTH attention with a forget gate, otherwise as FoX (LLaMA). Each token maps the keys before it along one direction a
-    head, which a map of low rank and a short convolution give, by as much as a scalar says."""
+    """PaTH attention with a forget gate, otherwise as FoX (LLaMA). Each token transforms the keys before it along one direction
+    per head, which a low-rank projection and a short convolution compute, with the strength of a scalar."""
 
     kind: Literal["path_fox"] = "path_fox"
     conv_size: PositiveInt = 3
 
     RANK = 32
     fp32_refused = "fla's PaTH kernels have no room for"
-    repeats = False  # on a GPU fla adds its gradients in any order
+    repeats = False  # on a GPU fla accumulates its gradients in no fixed order
 
     @property
     def has_places(self) -> bool:
@@ -27,8 +27,8 @@ class PathFoxSpec(WithAttentionHeads):
         return 4 * d * d + (2 * self.RANK + self.conv_size) * d + 2 * (d + 1) * self.num_heads
 
     def mixing_flops(self, seq_len: int) -> int:
-        """Return 8 * layers * d FLOPs for each key that a query sees, L/2 on average: four for its score and value, and as many
-        for a map between the two."""
+        """Return 8 * layers * d FLOPs for each key that a query sees, L/2 on average: four for its score and value, and four
+        for the transform between the two."""
         return 8 * self.num_layers * self.hidden_size * seq_len // 2
 
     def state_size(self, seq_len: int) -> int:

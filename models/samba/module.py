@@ -1,4 +1,4 @@
-"""Samba (arXiv 2406.07522): Mamba (arXiv 2312.00752) and sliding-window attention in turn.
+"""Samba (arXiv 2406.07522): alternating Mamba (arXiv 2312.00752) and sliding-window attention.
 
 Suffixes: B batch, T tokens, d hidden size."""
 
@@ -17,7 +17,7 @@ from models.samba.spec import SambaSpec
 
 
 class MambaMixer(nn.Module):
-    """A Mamba layer; parameters are called as in the authors' code and fla's."""
+    """A Mamba layer; parameters have the names of the authors' code and fla's."""
 
     def __init__(self, spec: SambaSpec, layer_idx: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class MambaMixer(nn.Module):
         self.out_proj = nn.Linear(inner, d, bias=False)
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None, *_: Tensor) -> Tensor:
-        """(B, T, d): out = W (scan(conv(x)) + D conv(x)) * SiLU(z)."""
+        """Return (B, T, d): out = W (scan(conv(x)) + D conv(x)) * SiLU(z)."""
         past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
         values, z = self.in_proj(x).chunk(2, -1)
         values, conv_state = causal_conv_silu(
@@ -69,8 +69,8 @@ class Model(Backbone):
         return rotation_table(token_positions(x_BTd, cache, padding), self.spec.attention.head_dim, self.spec.rope_base)
 
     def init_module(self, module: nn.Module) -> None:
-        """Start with PyTorch's defaults; outputs of attention, Mamba and MLPs Kaiming-uniform(a = sqrt 5) / sqrt(2 * layers);
-        A = 1..N, D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
+        """Initialise with PyTorch's defaults; outputs of attention, Mamba and MLPs Kaiming-uniform(a = sqrt 5) / sqrt(2 *
+        layers); A = 1..N, D = 1, dt log-uniform in [1e-3, 1e-1]; embedding N(0, 0.02^2)."""
         if isinstance(module, MambaMixer):
             (inner, n), bound = module.A_log.shape, module.spec.dt_rank**-0.5
             nn.init.uniform_(module.dt_proj.weight, -bound, bound)

@@ -8,8 +8,8 @@ from models.spec_parts import ModelKind, PositiveFloat, PositiveInt, mlp_params,
 
 @strict
 class SambaSpec(ModelKind):
-    """Samba (arXiv 2406.07522): Mamba layers and sliding-window attention in turn, each followed by a SwiGLU MLP; the first
-    layer is Mamba's. `mlp_width` is that after attention, `mamba_mlp_width` that after Mamba."""
+    """Samba (arXiv 2406.07522): alternating layers of Mamba, which is first, and of sliding-window attention, each followed by
+    a SwiGLU MLP. `mlp_width` is its width after attention, `mamba_mlp_width` after Mamba."""
 
     kind: Literal["samba"] = "samba"
     num_heads: PositiveInt
@@ -35,7 +35,7 @@ class SambaSpec(ModelKind):
 
     @property
     def attention(self) -> ForgettingTransformerSpec:
-        """The attention layers, as the Transformer with the same window has them; `num_layers` is theirs."""
+        """Spec of the attention layers, as in the Transformer with the same window; `num_layers` counts only these."""
         shared = ("vocab_size", "hidden_size", "num_heads", "mlp_ratio", "mlp_width", "rope_base", "window_size", "norm_eps")
         same = {name: getattr(self, name) for name in shared}
         return ForgettingTransformerSpec(**same, num_layers=self.num_layers // 2, forget_gate="none", use_rope=True)
@@ -60,8 +60,8 @@ class SambaSpec(ModelKind):
         return self.attention.num_params + self.num_layers // 2 * mamba
 
     def mixing_flops(self, seq_len: int) -> int:
-        """Return the FLOPs of attention inside its window, and nine a token, channel and state for the scan (arXiv 2312.00752);
-        ours, as the paper prints none."""
+        """Return the FLOPs of attention inside its window, and nine per token, channel and state for the scan (arXiv
+        2312.00752); our own count, as the paper has none."""
         scan = self.num_layers // 2 * 9 * self.inner_size * self.ssm_state_size
         return self.attention.mixing_flops(seq_len) + scan
 

@@ -1,5 +1,5 @@
 """Wall attention (blog.tilderesearch.com/blog/wall-attn, 2026): flash-linear-attention's layer. The forward pass is our own:
-fla's keeps gates beside the keys, which it rounds to bf16, and then forgets the padding of a batch."""
+fla's caches gates beside the keys, rounds the keys to bf16, and then ignores the padding of a batch."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 import torch
@@ -20,19 +20,19 @@ from fla.ops.wall_attn import parallel  # noqa: E402
 
 BLOCK = 16
 FLOOR = -76 / BLOCK
-"""The least log gate: a token leaves 0.9% of a channel at least, so that no channel fades by more than 76 nats within a block,
-where fla's kernels clip it. Their gradients are wrong there: with blocks of 32 tokens and no floor, a model of 50M parameters
-whose channels began to fade faster diverged within 200 steps."""
+"""Smallest log gate: a token keeps at least 0.9% of a channel, so that no channel decays by more than 76 nats within a block,
+where fla's kernels clip it. Their gradients are wrong beyond: with blocks of 32 tokens and no floor, a model of 50M parameters
+whose channels began to decay faster diverged within 200 steps."""
 for candidates in (parallel.WALL_FWD_AUTOTUNE_CONFIGS, parallel.WALL_BWD_AUTOTUNE_CONFIGS):
     candidates[:] = [triton.Config({"BT": 4 * BLOCK, "BS": BLOCK}, num_warps=4, num_stages=2)]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
-    """Compute Wall attention of whole sequences, q, k, v, g (B, T, H, D) -> (B, T, H, D), filled up to whole blocks at their
-    end: the gradients of fla's kernel are NaN where a block goes beyond T and a channel has faded by 88 nats till then.
+    """Compute Wall attention of whole sequences, q, k, v, g (B, T, H, D) -> (B, T, H, D), padded to whole blocks at their end:
+    the gradients of fla's kernel are NaN if a block extends beyond T and a channel has decayed by 88 nats by then.
 
-    In fp32: a gate's gradient is the sum of q dq - k dk over all tokens that follow, and of a channel that fades it is less
-    than what 16 bits round. With them a model of 50M parameters ended at 5.0 nats, where others reach 3.6."""
+    Runs in fp32: a gate's gradient is the sum of q dq - k dk over all later tokens, which for a decaying channel is below the
+    rounding error of 16 bits. In 16 bits a model of 50M parameters ended at 5.0 nats, where others reach 3.6."""
     missing, dtype = -q.shape[1] % BLOCK, q.dtype
     if missing:
         q, k, v, g = (F.pad(x, (0, 0, 0, 0, 0, missing)) for x in (q, k, v, g))
@@ -43,7 +43,7 @@ class WallMixer(wall_attn.WallAttention):
     """fla's layer with a forward pass for training, prefill and decoding on any device."""
 
     def forward(self, x: Tensor, cache: DecodingCache | None, padding: Padding | None) -> Tensor:
-        """Return (B, T, d). A cache holds the keys as they have faded by the last token, in fp32, and no gates."""
+        """Return (B, T, d). A cache holds the keys as decayed up to the last token, in fp32, and no gates."""
         past = cache[self.layer_idx] if cache is not None and cache.seq_len else {}
         projections = (self.q_proj, self.k_proj, self.v_proj, self.g_proj)
         q, k, v, g = (projection(x).unflatten(-1, (self.num_heads, -1)) for projection in projections)
@@ -67,7 +67,7 @@ class Model(Backbone):
         super().__init__(spec, [Block(mixer, d, spec.intermediate_size, spec.norm_eps) for mixer in mixers])
 
     def init_module(self, module: nn.Module) -> None:
-        """Start as FoX, with N(0, 0.02^2) and biases 0, but those of the gates 8: next to nothing fades at first."""
+        """Initialise as FoX, with N(0, 0.02^2) and biases 0, except 8 for the gates: almost nothing decays at first."""
         linear_normal_(module, INITIALIZER_RANGE)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.constant_(module.bias, 8.0)

@@ -7,8 +7,8 @@ from models.spec_parts import PositiveInt, WithMLP, strict
 
 @strict
 class WallAttentionSpec(WithMLP):
-    """Softmax attention without positions in which each channel of a key fades by its own forget gate, which depends on the
-    text, in the block of FoX (LLaMA)."""
+    """Softmax attention without position encoding, in which each channel of a key decays by its own data-dependent forget gate,
+    in the block of FoX (LLaMA)."""
 
     kind: Literal["wall_attention"] = "wall_attention"
     num_heads: PositiveInt

@@ -170,7 +170,7 @@ def test_rows_are_kept_by_their_indices(tokens):
     with torch.no_grad():
         caches = [model(tokens[:, :9], use_cache=True).past_key_values for _ in range(2)]
         for rows in (torch.tensor([True, False, True]), [True, False, True], [[2, 0]], [], 1, [2.0]):
-            with pytest.raises(ValueError, match=r"reorder_cache of shape .* give indices of rows, of a mask mask.nonzero\(\)"):
+            with pytest.raises(ValueError, match=r"reorder_cache of shape .* indices of rows, for a mask mask.nonzero\(\)"):
                 caches[0].reorder_cache(rows)
         for cache, rows in zip(caches, (torch.tensor([2, 0]), [2, 0]), strict=True):
             cache.reorder_cache(rows)
@@ -187,7 +187,7 @@ def test_a_cache_goes_on_in_its_own_dtype(model, tokens):
                 cache = model(tokens[:, :9], use_cache=True).past_key_values
             dtypes = ("torch.float32", "torch.bfloat16") if first else ("torch.bfloat16", "torch.float32")
             for step in (1, 3):
-                refused = pytest.raises(ValueError, match="new tokens in {} after a cache in {}: go on".format(*dtypes))
+                refused = pytest.raises(ValueError, match="new tokens in {} after a cache in {}: continue".format(*dtypes))
                 with torch.autocast("cpu", torch.bfloat16, enabled=not first), refused:
                     model(tokens[:, 9 : 9 + step], past_key_values=cache)
                 with torch.autocast("cpu", torch.bfloat16, enabled=first):
@@ -320,7 +320,7 @@ def linears(model) -> dict[str, torch.nn.Linear]:
 def test_adapters_and_hooks_are_heeded(model, key, tokens):
     """On every linear map, in logits and losses; an output projection that fla does not call refuses both."""
     merged, called = deepcopy(model), set[str]()
-    refused = pytest.raises(ValueError, match=r"o_proj of layer 0, a .*: fla takes no more of it than its weight")
+    refused = pytest.raises(ValueError, match=r"o_proj of layer 0, a .*: fla uses only its weight")
     fused = {f"{name}.o_proj" for name, module in model.named_modules() if isinstance(module, FusedOutput)}
     assert bool(fused) or key != "hgrn2"
     if fused:

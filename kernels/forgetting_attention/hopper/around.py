@@ -1,5 +1,5 @@
-"""Kernels before and after the main one of the Hopper backward pass, in plain Triton: what it reads with each step of queries,
-and what its sums become. Legend: M queries of a step, D head dimension."""
+"""Kernels before and after the main one of the Hopper backward pass, in plain Triton: the first prepares the statistics that it
+loads with each step of queries, the second turns its sums into gradients. Legend: M queries of a step, D head dimension."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from ..portable.backward import gate_gradient_of_head, tile_spans
 from ..visibility import TILE
 
 STATS = 4
-"""Numbers of a query that come with it: lse, delta, the bits of its first key, and what `_shift` of the steps takes."""
+"""Statistics per query: lse, delta, the bits of its first key, and the numbers that `_shift` of the steps reads."""
 _STATS = tl.constexpr(STATS)
 _TILE = tl.constexpr(TILE)
 _TILES_AT_ONCE = tl.constexpr(32)
@@ -19,8 +19,8 @@ def _lost_near_diagonal(
     q_ptr, k_ptr, v_ptr, local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, ref, q_t, k_t, v_t, scale2, Q, T,
     D: tl.constexpr,
 ):  # fmt: skip
-    """Compute what rounding will take from the sums of dS, among the tokens of these rows: from a row's sum less from its
-    column's, as only their difference counts. Where gates are local, next to all of the weight is here."""
+    """Compute what rounding dS to 16 bits will remove from its row sums minus what it will remove from its column sums, over
+    pairs of tokens of these rows: only the difference counts. With local gates nearly all of the weight is here."""
     d = tl.arange(0, D)[None, :]
     inside_M = rows_M < Q
     token_M = rows_M + (T - Q)
@@ -43,11 +43,11 @@ def before_kernel(
     scale2, rows, Q, T, H, query_steps, num_tiles, query_tiles,
     BLOCK_M: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr, LEAST_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """Per step of queries: lse, delta and the first key of its rows (+inf, 0 and T past the end), zeros where dQ will be added,
-    and where row sums will, what rounding takes from them. The spans of all key tiles among the programs of a head.
+    """Write lse, delta and the first key of the rows of each step (+inf, 0 and T past the end); initialise dQ's sums to zeros,
+    and the row sums to what rounding will remove. The programs of a head share the search for the spans of all key tiles.
 
-    Where the gates let more than 2^-LEAST_DECAY through to the last of the step's tokens, the rest of a row weighs as much as
-    these, and what rounding takes here could not be seen."""
+    If the gates decay by fewer than LEAST_DECAY powers of two over the step's tokens, a row's other keys weigh as much, and
+    the loss by rounding here would be invisible: the row sums start at 0."""
     row, step = (tl.program_id(0) % rows).to(tl.int64), tl.program_id(0) // rows
     batch, head = row // H, row % H
     m = tl.arange(0, BLOCK_M)
@@ -73,7 +73,7 @@ def before_kernel(
     local_ptr += row * (num_tiles * _TILE)
     base_ptr += row * (num_tiles + 1)
     first = step * BLOCK_M // _TILE * _TILE + (T - Q)
-    ref = tl.load(base_ptr + first // _TILE) + tl.load(local_ptr + first)  # what lse is relative to
+    ref = tl.load(base_ptr + first // _TILE) + tl.load(local_ptr + first)  # the reference of lse
     high = ref.to(tl.float32)
     low = (ref - high.to(tl.float64)).to(tl.float32)
     tl.store(stat_ptr + 3 * BLOCK_M, tl.where(m == 0, high, low))
@@ -83,7 +83,7 @@ def before_kernel(
     decay = tl.load(base_ptr + token // _TILE) + tl.load(local_ptr + token)
     decay -= tl.load(base_ptr + last // _TILE) + tl.load(local_ptr + last)
     sums_M = tl.zeros((BLOCK_M,), tl.float32)
-    if (decay < LEAST_DECAY) == 0:  # also where -inf gates make it NaN
+    if (decay < LEAST_DECAY) == 0:  # also true if -inf gates make it NaN
         sums_M = _lost_near_diagonal(
             q_ptr + batch * q_b + head * q_h, k_ptr + batch * k_b + head * k_h, v_ptr + batch * v_b + head * v_h,
             local_ptr, base_ptr, do_MD, lse_M, delta_M, first_key_M, rows_M, ref, q_t, k_t, v_t, scale2, Q, T, D,
@@ -99,8 +99,8 @@ def after_kernel(
     scratch_ptr, dq_ptr, dgate_ptr, scale, rows, Q, T, H, query_steps,
     BLOCK_M: tl.constexpr, D: tl.constexpr, WARPS_N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gates' gradient by the first program of a head, and those before all others, as they take longest; by the others dQ,
-    from the order of the registers to (B, Q, H, D), scaled and rounded."""
+    """Compute the gates' gradient in each head's first program; these start before all others, as they take longest. The others
+    convert dQ from register order to (B, Q, H, D), scaled and rounded."""
     row, step = (tl.program_id(0) % rows).to(tl.int64), tl.program_id(0) // rows - 1
     steps = query_steps.to(tl.int64) * rows
     buffer_ptr = scratch_ptr + steps * (_STATS * BLOCK_M)

@@ -1,12 +1,12 @@
-"""Backward pass for Hopper GPUs in Gluon: five matrix products per tile, copies by a warp of their own.
+"""Backward pass for Hopper GPUs in Gluon: five matrix products per tile, and a producer warp for the TMA copies.
 
-One program owns a tile of keys. A producer warp streams tiles of Q and dO; two warpgroups hold dK and dV in registers, and
-where there is room a third takes dQ: see `backward_steps`. Two more warps keep the order in which dQ is added up: see `turns`.
-Nothing can leave float32's range, for the reasons given in `portable.backward`.
+One program owns a key tile. The producer warp streams tiles of Q and dO; two warpgroups hold dK and dV in registers, and if
+registers suffice a third computes dQ: see `backward_steps`. Two more warps enforce the order in which dQ is summed: see
+`turns`. Nothing overflows float32, for the reasons given in `portable.backward`.
 
 Legend: M queries of a step, N keys of the tile, D head dimension."""
 
-# ruff: noqa: RUF005 -- Gluon compiles this: it knows no unpacking in lists
+# ruff: noqa: RUF005 -- Gluon, which compiles this, does not support unpacking in lists
 
 import torch
 from torch import Tensor
@@ -25,17 +25,17 @@ from .turns import PROGRAMS_SIDE_BY_SIDE, pass_turns, wait_for_turns, walk
 BLOCK_N = 128
 BLOCK_M = 64  # 128 spills registers
 STAGES = {64: 4, 128: 2}
-DQ_APART = {64: True, 128: False}  # dQ by a warpgroup of its own: at 128 registers spill
+DQ_APART = {64: True, 128: False}  # whether a separate warpgroup computes dQ: at 128 registers would spill
 DQ_REGISTERS = 88
 PRODUCER_REGISTERS = 24
-LEAST_DECAY = 8.0  # in powers of two over BLOCK_M tokens: from here on the gates' gradient is corrected near the diagonal
+LEAST_DECAY = 8.0  # log2 of the decay over BLOCK_M tokens from which the gates' gradient is corrected near the diagonal
 _TILE = gl.constexpr(TILE)
 _STATS = gl.constexpr(STATS)
 
 
 @gluon.jit
 def _produce(given, BLOCK_M: gl.constexpr, STAGES: gl.constexpr):
-    """K and V once, then Q and dO of every step, as soon as a stage is free."""
+    """Copy K and V once, then Q and dO of every step, as soon as a stage is free."""
     (
         q_desc, k_desc, v_desc, do_desc, stat_desc, q_smem, k_smem, v_smem, do_smem, stat_smem,
         kv_full, full, empty, stop_ptr, batch, head, stat_row, n, first, Q,
@@ -43,7 +43,7 @@ def _produce(given, BLOCK_M: gl.constexpr, STAGES: gl.constexpr):
     mbarrier.expect(kv_full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(k_desc, [batch, n, head, 0], kv_full, k_smem)
     tma.async_copy_global_to_shared(v_desc, [batch, n, head, 0], kv_full, v_smem)
-    m, steps = walk(stop_ptr, first, Q, BLOCK_M)  # behind the copies: a program's first load takes as long
+    m, steps = walk(stop_ptr, first, Q, BLOCK_M)  # after issuing the copies: a program's first load takes as long
     for step in range(steps):
         stage = step % STAGES
         mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
@@ -60,7 +60,7 @@ def _take_keys(
     given, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DQ_APART: gl.constexpr,
     ORDERED: gl.constexpr,
 ):  # fmt: skip
-    """Compute what all queries give the tile's keys: dK and dV; and the rest too if nobody else takes it."""
+    """Compute dK and dV of the tile's keys over all queries; without DQ_APART also dQ and the sums of dS."""
     (
         q_smem, k_smem, v_smem, do_smem, ds_smem, stat_smem, kv_full, full, empty, ds_full, ds_empty, turn,
         dq_ptr, rowsum_ptr, column_ptr, dk_ptr, dv_ptr, local_ptr, base_ptr, even_ptr, stop_ptr,
@@ -107,7 +107,7 @@ def _backward_kernel(
     DQ_APART: gl.constexpr, DQ_REGISTERS: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     tile, batch_head = place(gl.program_id(0), num_tiles, gl.num_programs(0) // num_tiles, at_once)
-    n = tile * BLOCK_N  # early keys have the most queries: first
+    n = tile * BLOCK_N  # early keys have the most queries: start them first
     row = batch_head.to(gl.int64)
     steps = gl.num_programs(0).to(gl.int64) // num_tiles * query_steps  # of all heads: see `hopper_backward`
     dq_ptr = scratch_ptr + steps * (_STATS * BLOCK_M)
@@ -135,8 +135,8 @@ def _backward_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
-    # A barrier that nobody waits for must not be begun: its place would be given to the arguments of the warps below, and what
-    # begins it may still write there when they are read.
+    # A barrier that nobody waits for must not be initialised: its shared memory would be reused for the arguments of the warps
+    # below, and the initialising write may still land there when they are read.
     ds_full, ds_empty = full, empty
     if DQ_APART:
         ds_full = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
@@ -144,7 +144,7 @@ def _backward_kernel(
         for stage in gl.static_range(DS_STAGES):
             mbarrier.init(ds_full.index(stage), count=1)
             mbarrier.init(ds_empty.index(stage), count=1)
-    # What is freed behind the sums says that they are done.
+    # The barrier that is released after the sums signals that they are done.
     added = ds_empty if DQ_APART else empty
     TURNS: gl.constexpr = DS_STAGES if DQ_APART else STAGES
     turn, passed = full, empty
@@ -201,13 +201,13 @@ def _backward_kernel(
 def hopper_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, prepared: Prepared, scale: float, deterministic: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous. k, v have q's heads."""
+    """Return dq, dk, dv in the inputs' dtype and d log_fgate (B, T, H) float32, all contiguous. k, v have q's head count."""
     B, Q, H, D = q.shape
     T = k.shape[1]
     N, M, steps = prepared.base.shape[-1] - 1, prepared.start.shape[-1], ceil_div(Q, BLOCK_M)
     device = q.device
-    # (B, H, steps, .): STATS M of what comes with queries, M D of dQ's sums, M of dS's row sums; (B, H, T): dS's column sums.
-    # In one tensor, and so are the two ends of the spans, as in short calls allocating takes longer than the kernels.
+    # (B, H, steps, .): STATS M for statistics of queries, M D for dQ's sums, M for dS's row sums; (B, H, T): dS's column sums.
+    # One tensor, and one for both ends of the spans and the counters: in short calls allocations take longer than the kernels.
     stats = STATS * BLOCK_M
     scratch = torch.empty(B * H * (steps * (stats + BLOCK_M * (D + 1)) + T), device=device, dtype=torch.float32)
     spans = torch.empty(B * H * (2 * N + steps), device=device, dtype=torch.int32)

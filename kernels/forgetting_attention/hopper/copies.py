@@ -14,7 +14,7 @@ _ELEMENT = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def tile_descriptor(x_BTHD: Tensor, rows: int) -> Descriptor:
-    """Describe tiles of `rows` consecutive tokens of one head; tokens past the end read as 0."""
+    """Return a descriptor of tiles of `rows` consecutive tokens of one head; tokens past the end read as 0."""
     return rows_of_a_head(x_BTHD, rows, _tile)
 
 
@@ -23,7 +23,8 @@ def _tile(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> 
 
 
 def rows_descriptor(x: Tensor, rows: int, length: int, columns: int) -> Descriptor:
-    """Describe tiles of `columns` consecutive numbers of one row of the matrix that a contiguous float32 tensor begins with."""
+    """Return a descriptor of tiles of `columns` consecutive numbers of a row of the (rows, length) matrix with which x, float32
+    and contiguous, begins."""
     return _row, x, (rows, length), (length, 1), (1, columns)
 
 
@@ -33,9 +34,9 @@ def _row(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> T
 
 @gluon.jit
 def place(program, tiles, batch_heads, at_once):
-    """Find (tile, batch * H + head) of a program: `at_once` heads side by side, so that the long tiles of all come first.
+    """Map a program to (tile, batch * H + head): `at_once` heads are interleaved, so that the long tiles of all start first.
 
-    With one head after the other, the tiles of the last would start together and the longest run on alone."""
+    With one head after the other, the last head's tiles would start together, and the longest would run on alone."""
     group = program // (tiles * at_once) * at_once
     heads = gl.minimum(batch_heads - group, at_once)
     inside = program - group * tiles
@@ -44,7 +45,7 @@ def place(program, tiles, batch_heads, at_once):
 
 @gluon.jit
 def put(cell, x):
-    """Store an integer into shared memory, by a warp."""
+    """Store an integer to shared memory, by one warp."""
     cell.store(gl.full([1], x, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 

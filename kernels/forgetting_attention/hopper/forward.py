@@ -1,22 +1,22 @@
-"""Forward pass for Hopper GPUs in Gluon: two warpgroups with 64 queries each, copies by a warp of their own.
+"""Forward pass for Hopper GPUs in Gluon: two warpgroups with 64 queries each, and a producer warp for the TMA copies.
 
 Optimistic softmax: before the diagonal the weights are exp2 of the logits relative to a fixed reference, `c` of the tile's
 first query (every D is then <= 0), with no maximum and no rescaling. bfloat16 has float32's range, so P loses nothing; float16
-has not, and always takes the other kernel. Then what was summed becomes one key of weight 1, and the diagonal, with nearly all
-weight of local gates, is done with a running maximum: there the largest weight is exactly 1, as bfloat16 should have it.
+has not, and always uses the portable kernel. Then the result enters the diagonal as one key of weight 1, and the diagonal, with
+nearly all of the weight of local gates, uses a running maximum: the largest weight there is 1, which bfloat16 holds exactly.
 
-What makes the shortcut safe is tested per row by `_trusted`; a block with a row that fails is marked and done again by the
-kernel with a running maximum. The last sum alone proves nothing: a row's own decay can bring back into range what had left it
-before the diagonal. With `before` the sum before the diagonal and `lse` log2 of the whole sum, both relative to the reference,
-a row is right if
+`_trusted` tests per row that the shortcut was safe; a block with a row that fails is marked and recomputed by the portable
+kernel with a running maximum. The final sum alone proves nothing: a row's own decay can bring values back into range that had
+left it before the diagonal. With `before` the sum before the diagonal and `lse` log2 of the whole sum, both relative to the
+reference, a row is correct if
 * before < 2^120: weights are >= 0, so no partial sum was larger, and 1 / before is a normal number.
-* o is finite: products with V have the size of `before` times that of V and may overflow first. An inf stays inf or
-  becomes NaN, whatever is done to it later.
-* lse > -60: a weight below 2^-126 became 0. As many as there are keys sum up to less than 2^-100, next to 2^-60 nothing.
-  Where no keys come before the diagonal nothing was lost, whatever lse is.
-On the diagonal no weight passes 1 and the sum is between 1 and 1 + keys; an inf or NaN among the logits ends up in o."""
+* o is finite: products with V are as large as `before` times V and may overflow first. An inf stays inf or becomes NaN,
+  whatever is done to it later.
+* lse > -60: weights below 2^-126 became 0. Over all keys these sum to less than 2^-100, negligible next to 2^-60.
+  If no keys come before the diagonal nothing was lost, whatever lse is.
+On the diagonal no weight exceeds 1 and the sum is between 1 and 1 + keys; an inf or NaN among the logits ends up in o."""
 
-# ruff: noqa: RUF005 -- Gluon compiles this: it knows no unpacking in lists
+# ruff: noqa: RUF005 -- Gluon, which compiles this, does not support unpacking in lists
 
 import torch
 from torch import Tensor
@@ -39,15 +39,15 @@ _TILE = gl.constexpr(TILE)
 
 @gluon.jit
 def _trusted(before, lse, spoiled, keys_before):
-    """Tell whether a row never left the range; see the top of this file. `spoiled` is 0, or NaN if o is not finite."""
+    """Tell whether a row stayed in range; see the top of this file. `spoiled` is 0, or NaN if o is not finite."""
     return (before < 2.0**120) & (spoiled == 0.0) & ((lse > -60.0) | (keys_before == 0))
 
 
 @gluon.jit
 def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
-    """Find (batch * H + head, first query, first key, first key that all rows see) of a tile, or of the last."""
+    """Return (batch * H + head, first query, first key, first key that all rows see) of a tile, or of the last tile."""
     place_in_order, row = place(gl.minimum(number, tiles - 1), query_tiles, tiles // query_tiles, HEADS_AT_ONCE)
-    tile = query_tiles - 1 - place_in_order  # late query tiles have the most keys: first
+    tile = query_tiles - 1 - place_in_order  # late query tiles have the most keys: start them first
     m = tile * _TILE
     start = gl.load(start_ptr + (row.to(gl.int64) * query_tiles + tile)) * _TILE
     common = gl.load(first_key_ptr + (row.to(gl.int64) * Q + gl.minimum(m + _TILE, Q) - 1))
@@ -56,7 +56,7 @@ def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
 
 @gluon.jit
 def _produce(given, HEADS_PER_KEY: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
-    """Copy for each tile where it lies, its query blocks, then K with the keys' decay, and V, as soon as a stage is free."""
+    """Publish each tile's coordinates and copy its query blocks, then K with the keys' decay, and V, as stages become free."""
     (
         q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem, tile_smem,
         q_full, q_empty, k_full, k_empty, v_full, v_empty, taken_ptr, start_ptr, first_key_ptr, Q, T, H, query_tiles, tiles,
@@ -94,9 +94,9 @@ def _produce(given, HEADS_PER_KEY: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N:
             mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(v_desc, [batch, n, key_head, 0], v_full.index(stage), v_smem.index(stage))
             step += 1
-            if n == first:  # the next tile, while these copies are under way
+            if n == first:  # take the next tile while these copies are in flight
                 taken = gl.atomic_add(taken_ptr, 1, sem="relaxed")
-                gl.store(taken_ptr, 0, mask=taken == tiles - 1)  # all tiles are given out and all programs know: the last
+                gl.store(taken_ptr, 0, mask=taken == tiles - 1)  # the last increment: all programs have their tiles
                 number = taken + gl.num_programs(0)
                 row, m, start, common = _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles)
         count += 1
@@ -203,7 +203,7 @@ def _forward_kernel(
     scale2, Q, T, H, num_tiles, query_tiles, tiles, HEADS_PER_KEY: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, SHORT: gl.constexpr,
 ):  # fmt: skip
-    """Take tile after tile from a count common to all programs, which fill the GPU: the next is copied under the end of one."""
+    """Process tiles from a counter shared by the persistent programs: the next tile is copied during the end of the current."""
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES] + q_desc.block_type.shape, q_desc.layout)
     k_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
     v_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
@@ -215,13 +215,13 @@ def _forward_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = k_full  # for nothing: a barrier that nobody waits for must not be begun, see `hopper_backward`
+    turns = k_full  # unused: a barrier that nobody waits for must not be initialised, see `_backward_kernel`
     if D == TURNS_AT:
         turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(2):
             mbarrier.init(turns.index(i), count=1)
     for slot in gl.static_range(Q_STAGES):
-        mbarrier.init(q_full.index(slot), count=2)  # where the tile lies, and the copy
+        mbarrier.init(q_full.index(slot), count=2)  # the tile's coordinates, and the copy
         mbarrier.init(q_empty.index(slot), count=2)  # both warpgroups
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
@@ -248,7 +248,7 @@ def _forward_kernel(
 
 
 def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output, lse (B, H, Q), and blocks of 64 queries to be done again, int32 (B, H, 2 M). bfloat16, D of 64 or 128."""
+    """Return output, lse (B, H, Q), and marks of blocks of 64 queries to redo, int32 (B, H, 2 M). bfloat16, D of 64 or 128."""
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     N, M = prepared.base.shape[-1] - 1, prepared.start.shape[-1]
@@ -264,6 +264,6 @@ def hopper_forward(q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, scale: f
         ),
         (o, lse, redo, *prepared), (scale * LOG2E, Q, T, H, N, M, tiles),
         HEADS_PER_KEY=H // key_heads, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, STAGES=STAGES[D],
-        SHORT=D == 64, num_warps=4,  # at 128 the second code costs more than it saves
+        SHORT=D == 64, num_warps=4,  # at 128 the second code path costs more than it saves
     )  # fmt: skip
     return o, lse, redo

@@ -1,5 +1,5 @@
-"""Steps of the Hopper forward pass: what a warpgroup does with one block of keys after the other, first those before the
-diagonal, relative to a fixed reference, then those on it, with a running maximum. Why that is safe: see `forward`.
+"""Steps of the Hopper forward pass: a warpgroup loops over blocks of keys, first those before the diagonal, relative to a fixed
+reference, then those on it, with a running maximum. `forward` says why that is safe.
 
 Legend: M queries of a warpgroup, N keys of a step, D head dimension."""
 
@@ -17,23 +17,23 @@ _TILE = gl.constexpr(TILE)
 
 @gluon.jit
 def _queries(q_smem, q_at):
-    """Find a warpgroup's queries, (M, D). Where they lie is read again wherever they are multiplied: of an address that several
-    products share ptxas 12.8 keeps parts that it computes before the first of them, also where that one is skipped (`strays`
-    in tests/kernels/sass.py finds such)."""
+    """Return a warpgroup's queries, (M, D). Their index is read again before each product: if products share an address, ptxas
+    12.8 computes parts of it before the first of them and reuses these, even on a path that skips the first (`strays` in
+    tests/kernels/sass.py finds such code)."""
     shape: gl.constexpr = q_smem.shape
     return q_smem.index(get(q_at, 4)).reshape((shape[2], shape[4]))
 
 
 @gluon.jit
 def _shift(base_ptr, n, ref):
-    """Compute ref - c of what the decays of n's tile are relative to."""
+    """Compute ref minus the base of n's tile, to which its decays are relative."""
     return (ref - gl.load(base_ptr + n // _TILE)).to(gl.float32)
 
 
 @gluon.jit
 def lane_sums(p_MN):
-    """Add up what each thread has of the rows' sums, (M, 8): to add the lanes up in every step takes as long as a fifth of the
-    weights."""
+    """Return each thread's part of the row sums, (M, 8): reducing across lanes in every step takes a fifth of the weights'
+    time."""
     return gl.sum(p_MN.reshape((p_MN.shape[0], p_MN.shape[1] // 8, 8)), 1)
 
 
@@ -53,12 +53,12 @@ def walk_before_diagonal(
     base_ptr, ref, first_M, scale2, start, stop, GROUP: gl.constexpr,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, EDGE: gl.constexpr,
 ):  # fmt: skip
-    """Walk over keys start..stop, all before the diagonal. The weights of one step are computed while the product with V of
-    the step before runs. EDGE: some pairs are hidden.
+    """Loop over keys start..stop, all before the diagonal. The weights of one step are computed while the product with V of
+    the previous step runs. EDGE: some pairs are masked.
 
-    TURNS: the warpgroups begin their products one after the other, so that one computes weights while the other's products
-    run; left alone, both wait for products at once and then for exponentials. At 128 the products are twice as long, and
-    waiting for one's turn costs 3%."""
+    TURNS: the warpgroups alternate in issuing their products (ping-pong), so that one computes weights while the other's
+    products run; otherwise both wait for products at the same time and then for exponentials. At 128 the products take twice
+    as long, and waiting for a turn costs 3%."""
     BLOCK_M: gl.constexpr = acc_MD.shape[0]
     TURNS: gl.constexpr = D == TURNS_AT
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -99,7 +99,7 @@ def walk_before_diagonal(
             mbarrier.arrive(k_empty.index(stage), count=1)
             p_MN = _weights(s_MN, shift - local_1N, n, first_M, scale2, BLOCK_N, EDGE)
             total_M8 += lane_sums(p_MN)
-            # Here, not at the top: past a loop, as a wait is, ptxas moves nothing, and the weights stay before the product.
+            # Here, not at the top: a wait is a loop, across which ptxas moves nothing, so the weights stay before the product.
             mbarrier.wait(k_full.index((step + 2) % STAGES), (step + 2) // STAGES & 1, pred=n + BLOCK_N < stop)
             acc_MD, p_a = warpgroup_mma_wait(0, deps=[acc_MD, p_a])
             mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -120,10 +120,10 @@ def walk_diagonal(
     ref, row_M, position_M, first_M, scale2, start, stop, plain,
     BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, SHORT: gl.constexpr,
 ):  # fmt: skip
-    """Walk over keys start..stop with a running maximum, in logits of the row's own (c_i - c_j); one or two steps. If `plain`,
-    one, in which the diagonal starts at the first key, nothing else is hidden, and SHORT keys are enough.
+    """Loop over keys start..stop with a running maximum and the true decays (c_i - c_j); one or two steps. If `plain`, one
+    step, in which the diagonal starts at the first key, nothing else is masked, and SHORT keys are enough.
 
-    Returns the weighted values, their sum and its maximum."""
+    Returns the weighted values, the sum of the weights, and the maximum."""
     acc_row: gl.constexpr = gl.SliceLayout(1, acc_MD.type.layout)
     some_M = total_M > 0.0
     top_M = gl.where(some_M, gl.log2(total_M) + row_M, float("-inf"))
@@ -152,13 +152,13 @@ def _diagonal_step(
     ref, row_M, position_M, first_M, scale2, n,
     KEYS: gl.constexpr, EDGE: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Take the first KEYS of a step's keys."""
+    """Process the first KEYS of a step's keys."""
     BLOCK_M: gl.constexpr = acc_MD.shape[0]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_MD.type.layout, 2)
     acc_row: gl.constexpr = gl.SliceLayout(1, acc_MD.type.layout)
     row: gl.constexpr = gl.SliceLayout(1, s_layout)
-    outer: gl.constexpr = total_M.type.layout  # the same, by another name
+    outer: gl.constexpr = total_M.type.layout  # the same layout by another name
     no_s = gl.zeros((BLOCK_M, KEYS), gl.float32, layout=s_layout)
     row_M, total_M, top_M = gl.convert_layout(row_M, row), gl.convert_layout(total_M, row), gl.convert_layout(top_M, row)
     position_M, first_M = gl.convert_layout(position_M, row), gl.convert_layout(first_M, row)
@@ -166,19 +166,19 @@ def _diagonal_step(
     stage = step % STAGES
     mbarrier.wait(k_full.index(stage), step // STAGES & 1)
     k_ND = k_smem.index(stage).reshape((BLOCK_N, D)).slice(0, KEYS, dim=0)
-    local_1N = local_smem.index(stage).slice(0, KEYS, dim=1).load(s_layout)  # before the product: behind it they come after it
+    local_1N = local_smem.index(stage).slice(0, KEYS, dim=1).load(s_layout)  # written after the product, they would wait for it
     shift = _shift(base_ptr, n, ref)
     s_MN = warpgroup_mma(q_MD, k_ND.permute((1, 0)), no_s, use_acc=False, is_async=True)
     s_MN = warpgroup_mma_wait(0, deps=[s_MN])
     mbarrier.arrive(k_empty.index(stage), count=1)
     keys_N = n + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s_layout))
-    # The decays first: beside the diagonal both are large and all but cancel.
+    # Add the decays first: near the diagonal both are large and nearly cancel.
     x_MN = s_MN * scale2 + ((shift - local_1N) + row_M[:, None])
     x_MN = gl.where(keys_N[None, :] <= position_M[:, None], x_MN, float("-inf"))
     if EDGE:
         x_MN = gl.where(keys_N[None, :] >= first_M[:, None], x_MN, float("-inf"))
     new_top_M = gl.maximum(top_M, gl.max(x_MN, 1))
-    finite_M = gl.where(new_top_M == float("-inf"), 0.0, new_top_M)  # a padded query: nothing seen
+    finite_M = gl.where(new_top_M == float("-inf"), 0.0, new_top_M)  # a padded query: no visible key
     p_MN = gl.exp2(x_MN - finite_M[:, None])
     shrink_M = gl.exp2(top_M - finite_M)
     total_M = total_M * shrink_M + gl.sum(p_MN, 1)

@@ -1,11 +1,11 @@
-"""Backward kernels for any GPU: dK and dV per tile of keys, dQ per tile of queries, then the gates. Deterministic.
+"""Backward kernels for any GPU: dK and dV per key tile, dQ per query tile, then the gates. Deterministic.
 
 The probabilities are recomputed from `lse`. With dS_ij = P_ij (dO_i . V_j - delta_i) and delta_i = dO_i . O_i, the gradient of
-c_t is the row sum of dS at t minus its column sum. Row sums are 0 only up to the rounding of O, which would add up along the
-reverse cumulative sum; so the row sums of the same dS are kept, and what does not span a gate cancels.
+c_t is the row sum of dS at t minus its column sum. Row sums are 0 only up to the rounding of O, which would accumulate along
+the reverse cumulative sum; so the row sums of the same dS are used, and the terms of pairs that do not span a gate cancel.
 
-Nothing can leave the range: `lse` covers every visible key, so P is at most 1 but for the rounding of its exponent. A hidden
-pair's exp2 may be inf; it is replaced, not multiplied by 0. A row that sees nothing has lse = +inf and P = 0.
+Nothing overflows: `lse` covers every visible key, so P is at most 1 up to the rounding of its exponent. exp2 of a masked pair
+may be inf; it is replaced, not multiplied by 0. A row that sees nothing has lse = +inf and P = 0.
 
 Legend: M queries of a step or tile, N keys of a tile or step, D head dimension."""
 
@@ -42,7 +42,8 @@ def _delta_kernel(
 
 @triton.jit
 def tile_spans(start_ptr, first_key_ptr, even_ptr, stop_ptr, row, n, Q, num_tiles, query_tiles, STEPS: tl.constexpr):
-    """Find for key tiles n the query tile from which some row may not see all of it, and the one from which none needs it."""
+    """Find for key tiles n the first query tile in which some row may not see all of it, and the first that does not need
+    it."""
     low, high = tl.zeros_like(n), tl.zeros_like(n) + query_tiles
     even_low, even_high = low, high
     for _ in range(STEPS):
@@ -71,7 +72,7 @@ def _walk_queries(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Walk over queries start..stop of one tile of keys, everything transposed: keys down, queries across."""
+    """Loop over queries start..stop for one key tile, all products transposed: keys are rows, queries columns."""
     for m in tl.range(start, stop, BLOCK_M):
         m = tl.multiple_of(m, BLOCK_M)
         rows_M = m + tl.arange(0, BLOCK_M)
@@ -109,7 +110,7 @@ def dkdv_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N  # early keys have the most queries: first
+    n = tl.program_id(0) * BLOCK_N  # early keys have the most queries: start them first
     key_heads = H // GROUP
     batch, key_head = tl.program_id(1) // key_heads, tl.program_id(1) % key_heads
     keys_N = n + tl.arange(0, BLOCK_N)
@@ -154,7 +155,7 @@ def _walk_keys(
     ref, cum_M, start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Walk over keys start..stop of one tile of queries."""
+    """Loop over keys start..stop for one query tile."""
     for n in tl.range(start, stop, BLOCK_N):
         n = tl.multiple_of(n, BLOCK_N)
         keys_N = n + tl.arange(0, BLOCK_N)

@@ -1,8 +1,9 @@
-"""Decode kernel: one query per sequence, as in generation: keys are read once, by programs of which the last to end joins all.
+"""Decode kernel: one query per sequence, as in generation. Keys are read once, in one launch: each program takes a stretch of a
+row's keys (split-K), and the row's last program to finish combines the results.
 
-Each program walks its stretch of keys from the last to the first: the decay of a key is a running sum of the gates after it, no
-sum over the whole cache is needed, and it stops below the pruning threshold. Weights are relative to the running maximum of the
-stretch, and stretches to the largest of theirs: none passes 1.
+A program loops over its stretch from the last key to the first: the decay of a key is a running sum of the gates after it, so
+no sum over the whole cache is needed, and the loop stops below the pruning threshold. Weights are relative to the running
+maximum of their stretch, and stretches to the largest of these maxima: none exceeds 1.
 
 Legend: N keys of a step, S stretches, D head dimension."""
 
@@ -22,7 +23,7 @@ from .prepare import LOG2E
 
 BLOCK_N = 64
 TARGET_PROGRAMS = 2048
-MAX_ROWS = 65_535  # as `check_tensors` has it
+MAX_ROWS = 65_535  # the limit of `check_tensors`
 _LOG2E = tl.constexpr(LOG2E)
 _CUT = tl.constexpr(CUT_LOG_GATE)
 
@@ -34,7 +35,7 @@ def _stretch_kernel(
     gate_stride_b, gate_stride_t, gate_stride_h, scale2, T, H, splits, stretch, window,
     GROUP: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr,
 ):  # fmt: skip
-    """Write weighted values, maximum, sum and total gate of one stretch, in base 2; by the last program of a row its output."""
+    """Write weighted values, maximum, sum and total gate of one stretch, in base 2; a row's last program writes its output."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     batch, head = row // H, row % H
     first = tl.maximum(split * stretch, T - window)
@@ -73,7 +74,7 @@ def _stretch_kernel(
         top = new_top
         decay += tl.sum(gate_N, 0)
         stop -= BLOCK_N
-    # The whole stretch's gates, its first key's included: what every earlier key decays by.
+    # Add the gate of the stretch's first key: every earlier key decays by the whole stretch's gates.
     own = tl.load(gate_ptr + tl.maximum(first, 0).to(tl.int64) * gate_stride_t, mask=first < last, other=0.0)
     decay += tl.where(own < _CUT, -float("inf"), own * _LOG2E)
     part_ptr += row * splits * (D + 4)
@@ -81,7 +82,7 @@ def _stretch_kernel(
     tl.store(part_ptr + split * (D + 4) + D, top)
     tl.store(part_ptr + split * (D + 4) + D + 1, total)
     tl.store(part_ptr + split * (D + 4) + D + 2, decay)
-    tl.debug_barrier()  # all of this program's numbers are written before it counts as ended
+    tl.debug_barrier()  # all threads have stored this program's results before it counts as finished
     if tl.atomic_add(ended_ptr + row, 1, sem="acq_rel") == splits - 1:
         o_D = _join(part_ptr, splits, D)
         tl.store(o_ptr + row * D + d, o_D.to(o_ptr.dtype.element_ty))
@@ -90,7 +91,7 @@ def _stretch_kernel(
 
 @triton.jit
 def _join(part_ptr, splits, D: tl.constexpr):
-    """Weigh the stretches by what follows them and divide, from the last to the first."""
+    """Combine the stretches from the last to the first, decayed by the gates of those after them, and normalise."""
     S: tl.constexpr = 32
     d = tl.arange(0, D)
     acc_D = tl.zeros((D,), tl.float32)
@@ -117,13 +118,13 @@ def _join(part_ptr, splits, D: tl.constexpr):
 
 @functools.cache
 def _kept(device: torch.device, stream: int, size: int) -> tuple[Tensor, Tensor]:
-    """Keep for all launches on a stream what stretches leave to the last of their row (any numbers), and how many of each row
-    have ended (zeros between two launches). A CUDA graph must own both, as it may replay on another stream."""
+    """Return memory that all launches on a stream share: the stretches' results (uninitialised), and the number of finished
+    programs of each row (zeros between two launches). A CUDA graph must own both, as it may be replayed on another stream."""
     return torch.empty(size, device=device, dtype=torch.float32), torch.zeros(MAX_ROWS, device=device, dtype=torch.int32)
 
 
 def scratch(q: Tensor, size: int, rows: int, own_memory: bool) -> tuple[Tensor, Tensor]:
-    """Find memory for a launch on q's device: `size` numbers (float32), and a zero for each row that the launch leaves zero."""
+    """Return memory for a launch on q's device: `size` float32 numbers, and a counter per row, zero before and after it."""
     if own_memory or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return torch.empty(size, device=q.device, dtype=torch.float32), torch.zeros(rows, device=q.device, dtype=torch.int32)
     stream = driver.active.get_current_stream(q.get_device()) if q.is_cuda else 0
@@ -163,8 +164,8 @@ def triton_decode(
     q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
     window_size: int | None, scale: float,
 ) -> Tensor:  # fmt: skip
-    """`decode` for torch.compile, which warms a CUDA graph up in the memory that it will own. Values are looked at here: a
-    traced call has none yet."""
+    """`decode` for torch.compile, which warms a CUDA graph up in the memory that the graph will own. Values are checked here,
+    as there are none during tracing."""
     check_values(log_fgate, seq_start, None)
     return decode(q, k, v, log_fgate, threshold, seq_start, window_size, scale, own_memory=True)
 

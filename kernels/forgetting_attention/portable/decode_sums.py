@@ -1,9 +1,9 @@
-"""Decode kernel for a cache that keeps the running sums of the log gates: each key is read once, by programs of which the last
-to end joins all.
+"""Decode kernel for a cache that stores running sums of the log gates: each key is read once, by split-K programs of which a
+row's last to finish combines the results.
 
-A program has one chunk of a head's keys. The decay of a key is a difference of two sums and falls with distance, so one number,
-at the chunk's last key, tells whether pruning leaves anything of it: if not, the program ends without reading keys. Each place
-of a block has a running maximum, sum and output of its own, joined after the last block: no thread waits for another before.
+A program takes one chunk of a head's keys. D of a key is a difference of two sums and falls with distance, so D of the chunk's
+last key tells whether pruning keeps any of them: if not, the program exits without reading keys. Each position of a block has
+its own running maximum, sum and output, combined after the last block: until then no thread waits for another.
 
 Legend: N keys of a step, S chunks, D head dimension."""
 
@@ -23,7 +23,7 @@ from .prepare import LOG2E
 _LOG2E = tl.constexpr(LOG2E)
 _CUT = tl.constexpr(CUT_LOG_GATE)
 MANY_ROWS = 132
-"""Sequences times heads that fill a GPU by themselves."""
+"""Number of rows (sequences times heads) that fill a GPU without split-K."""
 LEAST_CHUNK, MOST_CHUNK, PROGRAMS = 256, 2048, 384
 
 
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
 
 def plan(rows: int, num_keys: int, head_dim: int, itemsize: int) -> Plan:
-    """Choose sizes for so many rows (sequences times heads), by the times of bf16 with D = 64 on an H100."""
+    """Choose sizes for a number of rows (sequences times heads), as measured for bf16 with D = 64 on an H100."""
     many = rows >= MANY_ROWS
     block = max(16, min(128, (16_384 if many else 8192) // (head_dim * itemsize)))
     if many:
@@ -56,16 +56,16 @@ def _chunk_kernel(
     GROUP: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr, ROOM: tl.constexpr,
     LISTED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write weighted values, maximum and sum of one chunk, in base 2; by the last program of a row its output."""
+    """Write weighted values, maximum and sum of one chunk, in base 2; the row's last program writes its output."""
     row = tl.program_id(0).to(tl.int64)
-    split = splits - 1 - tl.program_id(1)  # the newest keys first: they are there in any case
+    split = splits - 1 - tl.program_id(1)  # the newest keys first: they are read in any case
     batch, head = row // H, row % H
     if LISTED:  # each row has a segment of one list, of at most T keys
         at_first = tl.load(first_ptr + row).to(tl.int64)
         k_ptr += at_first * k_stride_t
         v_ptr += at_first * v_stride_t
         sum_ptr += at_first * sum_stride_t
-    if ROOM:  # of T places so many hold a key; chunks behind them are empty
+    if ROOM:  # only `length` of T entries hold a key; chunks after them are empty
         length_ptr += row if LISTED else 0
         T = tl.minimum(tl.load(length_ptr), T)
     first = tl.maximum(split * chunk, T - window)
@@ -111,7 +111,7 @@ def _chunk_kernel(
     tl.store(part_ptr + split * (D + 4) + d, acc_D)
     tl.store(part_ptr + split * (D + 4) + D, top)
     tl.store(part_ptr + split * (D + 4) + D + 1, total)
-    tl.debug_barrier()  # all of this program's numbers are written before it counts as ended
+    tl.debug_barrier()  # all threads have stored this program's results before it counts as finished
     if tl.atomic_add(ended_ptr + row, 1, sem="acq_rel") == splits - 1:
         o_D = _join(part_ptr, splits, D)
         tl.store(o_ptr + row * D + d, o_D.to(o_ptr.dtype.element_ty))
@@ -120,7 +120,7 @@ def _chunk_kernel(
 
 @triton.jit
 def _join(part_ptr, splits, D: tl.constexpr):
-    """Weigh the chunks by their maxima and divide. Of chunks that were not read nothing is read either."""
+    """Combine the chunks by their maxima and normalise. The results of chunks that were skipped are not read."""
     S: tl.constexpr = 32
     d = tl.arange(0, D)
     acc_D = tl.zeros((D,), tl.float32)
@@ -147,8 +147,8 @@ def decode_sums(
     most: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute forgetting attention of the last position alone, q (B, 1, H, D), with the running sums; no gradient. `length`
-    (1,) int32: only so many of the first keys are there. `first`, `length` (B,) int32: each sequence has so many keys from
-    there on, at most `most`, of a list that all share (strides of 0), and one head."""
+    (1,) int32: number of keys that are filled in. `first`, `length` (B,) int32: each sequence has `length` keys, at most
+    `most`, from index `first` of a list that all share (batch strides of 0), and one head."""
     if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
@@ -176,7 +176,7 @@ def triton_decode_sums(
     q: Tensor, k: Tensor, v: Tensor, gate_sum: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
     length: Tensor | None, window_size: int | None, scale: float,
 ) -> Tensor:  # fmt: skip
-    """`decode_sums` for torch.compile, which warms a CUDA graph up in the memory that it will own."""
+    """`decode_sums` for torch.compile, which warms a CUDA graph up in the memory that the graph will own."""
     return decode_sums(q, k, v, gate_sum, threshold, seq_start, length, window_size, scale, own_memory=True)
 
 

@@ -1,9 +1,9 @@
-"""Forward kernel: one program per tile of queries walks over its keys, as FlashAttention does, adding the decay of each key.
+"""Forward kernel: one program per query tile loops over blocks of keys, as in FlashAttention, and adds the decay of each key.
 
-Constants of a row cancel in the softmax, so instead of D_ij = c_i - c_j a tile adds ref - c_j, one number per key, with ref the
-`c` of the tile's first query; `lse`, in base 2, is relative to that ref too. float32 inputs take D_ij from float64 element by
-element (EXACT). In every regime weights are relative to the row's running maximum, so none passes 1, and the weighted values
-stay below the number of keys times the largest.
+A constant per row cancels in the softmax, so instead of D_ij = c_i - c_j a tile adds ref - c_j, one number per key, with ref
+the `c` of the tile's first query; `lse`, in base 2, is relative to that ref too. For float32 inputs D_ij is computed in float64
+for each element (EXACT). Weights are always relative to the row's running maximum (online softmax), so none exceeds 1, and
+sums of weighted values stay below the number of keys times the largest value.
 
 Legend: M queries of the tile, N keys of a step, D head dimension."""
 
@@ -18,14 +18,14 @@ from ..visibility import TILE
 from .prepare import LOG2E, Prepared
 
 _TILE = tl.constexpr(TILE)
-MARKS = 16  # that a program looks at: a program for each would take 2% of a forward pass to find nothing to do
+MARKS = 16  # marks per program: one program per mark would take 2% of a forward pass to find nothing to do
 
 
 @triton.jit
 def tile_logits(
     s_MN, local_ptr, base_ptr, keys_N, first_of_step, ref, cum_M, scale2, T, EDGE: tl.constexpr, EXACT: tl.constexpr
 ):
-    """Compute base-2 logits from raw products: scale * q k + decay, the decay relative to `ref` (EXACT: true, from `cum_M`)."""
+    """Compute base-2 logits from raw products: scale * q k + decay, relative to `ref` (EXACT: the true decay, from `cum_M`)."""
     base = tl.load(base_ptr + first_of_step // _TILE)
     if EDGE:
         local_N = tl.load(local_ptr + keys_N, mask=keys_N < T, other=0.0)
@@ -44,7 +44,7 @@ def _walk(
     start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Walk over keys start..stop with the running maximum and sum of each row. EDGE: some pairs are hidden."""
+    """Loop over keys start..stop with an online softmax. EDGE: some pairs are masked."""
     for n in tl.range(start, stop, BLOCK_N):
         n = tl.multiple_of(n, BLOCK_N)
         keys_N = n + tl.arange(0, BLOCK_N)
@@ -56,7 +56,7 @@ def _walk(
             x_MN = tl.where(seen_MN, x_MN, float("-inf"))
         new_top_M = tl.maximum(top_M, tl.max(x_MN, 1))
         if EDGE:
-            finite_M = tl.where(new_top_M == float("-inf"), 0.0, new_top_M)  # nothing seen yet
+            finite_M = tl.where(new_top_M == float("-inf"), 0.0, new_top_M)  # no visible key yet
         else:
             finite_M = new_top_M
         p_MN = tl.exp2(x_MN - finite_M[:, None])
@@ -76,7 +76,7 @@ def forward_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr, REDO: tl.constexpr,
 ):  # fmt: skip
-    """Compute one block of queries a program; or those of REDO blocks that are marked, which are few, if any."""
+    """Compute one block of queries per program. REDO: check so many blocks per program and recompute the few marked ones."""
     if REDO:
         marks_ptr = redo_ptr + tl.program_id(1).to(tl.int64) * query_tiles * _TILE // BLOCK_M
         first = tl.program_id(0) * REDO
@@ -121,7 +121,7 @@ def _forward_block(
         cum_M = tl.load(base_ptr + position_M // _TILE, mask=rows_M < Q, other=0.0)
         cum_M += tl.load(local_ptr + position_M, mask=rows_M < Q, other=0.0)
 
-    # Keys: a hidden prefix, then rows that differ in where they start, then fully visible ones, then the diagonal.
+    # Keys: a skipped prefix, then keys that only some rows see, then keys that all rows see, then the diagonal.
     start = tl.load(start_ptr + row * query_tiles + m * BLOCK_M // _TILE) * _TILE
     diagonal = tl.maximum(query // BLOCK_N * BLOCK_N, start)
     uneven = tl.load(first_key_ptr + row * Q + last_row)
@@ -153,7 +153,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output (B, Q, H, D) and `lse` (B, H, Q) float32, base 2, relative to each query tile's ref.
 
-    `redo` = (o, lse, marks) fills in only the blocks of `tiles.block_m` queries that are marked, (B, H, blocks) int32."""
+    `redo` = (o, lse, marks) recomputes only the marked blocks of `tiles.block_m` queries; marks are (B, H, blocks) int32."""
     B, Q, H, _ = q.shape
     T, key_heads = k.shape[1:3]
     o, lse, marks = redo or (q.new_empty(q.shape), torch.empty(B, H, Q, device=q.device, dtype=torch.float32), None)

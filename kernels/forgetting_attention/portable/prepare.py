@@ -1,8 +1,8 @@
-"""Preparation for the attention kernels: cumulative gates with a base per tile, and what each tile of queries may skip.
+"""Preparation for the attention kernels: cumulative gates with a base per tile, and the keys that each query tile may skip.
 
-`c` in base-2 units is kept as a float64 base per tile of 128 keys (`base`) plus a float32 offset inside the tile (`local`), so
-that no precision is lost over long sequences and the attention kernels add one float32 per key. Hidden prefixes (left padding,
-documents, window, gates of zero) become `first_key` per query; `start` per query tile adds the pruned tiles to it.
+`c` in base-2 units is stored as a float64 base per tile of 128 keys (`base`) plus a float32 offset inside the tile (`local`),
+so that no precision is lost over long sequences and the attention kernels add one float32 per key. Masked prefixes (left
+padding, documents, window, gates of zero) become `first_key` per query; `start` per query tile also includes pruning.
 
 Legend: B batch, T keys, Q queries, H heads, N = ceil(T / TILE) key tiles, M = ceil(Q / TILE) query tiles."""
 
@@ -17,14 +17,14 @@ from ...attention_shared.launch import ceil_div, launch, power_of_two
 from ..visibility import CUT_LOG_GATE, TILE
 
 LOG2E = 1.4426950408889634
-WHOLE_TILES = 32  # as many as one program takes at once: for short inputs three launches are the longest part
+WHOLE_TILES = 32  # key tiles that one program handles at once: for short inputs three launches would dominate
 _LOG2E = tl.constexpr(LOG2E)
 _CUT = tl.constexpr(CUT_LOG_GATE)
 _TILE = tl.constexpr(TILE)
 
 
 class Prepared(NamedTuple):
-    """Input of the attention kernels besides q, k, v."""
+    """Inputs of the attention kernels besides q, k, v."""
 
     local: Tensor
     """(B, H, N * TILE) float32, float64 if exact: c_t minus the base of t's tile, times log2(e)."""
@@ -35,7 +35,7 @@ class Prepared(NamedTuple):
     start: Tensor
     """(B, H, M) int32: key tile at which each query tile starts."""
     taken: Tensor | None = None
-    """(1,) int32: query tiles that programs of the Hopper kernel have taken; 0 before it and after."""
+    """(1,) int32: counter of query tiles taken by programs of the Hopper kernel; 0 before and after it."""
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def larger(a, b):
 def _tile_sums_kernel(
     gate_ptr, local_ptr, sum_ptr, cut_ptr, tile_cut_ptr, stride_b, stride_t, stride_h, T, H, num_tiles, HEADS: tl.constexpr
 ):
-    """Per tile: running sums of the gates from its start, their total, and the last cut at or before each token."""
+    """Compute per tile the running sums of the gates from its start, their total, and the last cut at or before each token."""
     tile, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     t = tile * _TILE + tl.arange(0, _TILE)
     h = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
@@ -66,7 +66,7 @@ def _tile_sums_kernel(
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _tile_bases_kernel(sum_ptr, tile_cut_ptr, base_ptr, cut_before_ptr, taken_ptr, num_tiles, BLOCK: tl.constexpr):
-    """Per head: sums before each tile and the last cut before it."""
+    """Compute per head the sum before each tile and the last cut before it."""
     row = tl.program_id(0).to(tl.int64)
     tl.store(taken_ptr, 0, mask=row == 0)
     carry, cut_carry = tl.zeros((), tl.float64), tl.full((), 0, tl.int32)
@@ -89,7 +89,7 @@ def _limits_kernel(
     first_key_ptr, start_ptr, Q, T, H, num_tiles, query_tiles, window, num_documents,
     DOCUMENT_STEPS: tl.constexpr, TILE_STEPS: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr,
 ):  # fmt: skip
-    """Per query tile: the first visible key of each row, and the first key tile that the tile needs at all."""
+    """Compute per query tile the first visible key of each row, and the first key tile that any row needs."""
     m, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = m * _TILE + tl.arange(0, _TILE)
     position = i + (T - Q)
@@ -113,10 +113,10 @@ def _limits_kernel(
     query = m * _TILE + (T - Q)
     tile = tl.min(tl.where(inside, first, T), 0) // _TILE
     if PRUNE:
-        # Dropped tiles: those whose last key has c above c_query - threshold. c never rises, so they are a prefix.
+        # Dropped tiles: those whose last key has c above c_query - threshold. c never increases, so they are a prefix.
         cum = tl.load(base_ptr + row * (num_tiles + 1) + query // _TILE) + tl.load(local_ptr + row * num_tiles * _TILE + query)
         limit = cum - tl.load(threshold_ptr + row).to(tl.float64) * _LOG2E
-        low, high = 0, query // _TILE  # the tile that holds the query itself stays
+        low, high = 0, query // _TILE  # the tile that holds the query itself is kept
         for _ in range(TILE_STEPS):
             middle = (low + high) // 2
             dropped = (low < high) & (tl.load(base_ptr + row * (num_tiles + 1) + middle + 1) > limit)
@@ -130,7 +130,7 @@ def _whole_kernel(
     gate_ptr, threshold_ptr, seq_start_ptr, local_ptr, base_ptr, first_key_ptr, start_ptr, taken_ptr,
     stride_b, stride_t, stride_h, T, H, num_tiles, window, TILES: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr,
 ):  # fmt: skip
-    """Do the work of the three kernels above, for a head whose keys are its queries and no more than TILES tiles."""
+    """Fuse the three kernels above, for heads with Q == T and at most TILES tiles."""
     row = tl.program_id(0).to(tl.int64)
     tl.store(taken_ptr, 0, mask=row == 0)
     local_ptr += row * num_tiles * _TILE
@@ -164,7 +164,7 @@ def prepare(
     log_fgate: Tensor, num_queries: int, threshold: Tensor | None, seq_start: Tensor | None, cu_seqlens: Tensor | None,
     window_size: int | None, exact: bool,
 ) -> Prepared:  # fmt: skip
-    """Launch one kernel, or for long inputs three; log_fgate (B, T, H) of any strides, threshold (B, H) or None."""
+    """Launch one kernel, or three for long inputs; log_fgate (B, T, H) with any strides, threshold (B, H) or None."""
     B, T, H = log_fgate.shape
     Q, device = num_queries, log_fgate.device
     N, M = ceil_div(T, TILE), ceil_div(Q, TILE)

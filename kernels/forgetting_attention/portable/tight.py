@@ -1,6 +1,6 @@
 """Tight pruning on a GPU: see `pruning.tight`. Three small kernels between those of `prepare` and attention.
 
-All in powers of two, as `local` and `base` are, sums over keys in float64: `c` grows beyond what float32 resolves.
+All logs are in base 2, like `local` and `base`; sums over keys are float64, as `c` grows beyond float32's resolution.
 
 Legend: M queries of a step, N keys."""
 
@@ -16,8 +16,8 @@ from .prepare import LOG2E, Prepared, larger
 
 _TILE = tl.constexpr(TILE)
 _HALF = tl.constexpr(TILE // 2)
-MOST_HALVES = 1024  # that a program takes at once
-# Of each half tile: what its rows need, their largest |q|^2, what the gates leave of its keys, their largest |k|^2.
+MOST_HALVES = 1024  # half tiles that a program handles at once
+# Per half tile: the smallest kept weight of its rows, their largest |q|^2, the summed decay of its keys, their largest |k|^2.
 _STATS = tl.constexpr(4)
 _NEVER = tl.constexpr(2**31 - 1)
 
@@ -36,7 +36,7 @@ def _least(a, b):
 
 @triton.jit
 def _rows(x_ptr, row_M, stride, stop, D: tl.constexpr):
-    """Load (M, D), zeros beyond `stop` and before 0."""
+    """Load (M, D), zeros from `stop` on and before 0."""
     at = x_ptr + row_M.to(tl.int64)[:, None] * stride + tl.arange(0, D)[None, :]
     return tl.load(at, mask=((row_M >= 0) & (row_M < stop))[:, None], other=0.0)
 
@@ -53,7 +53,7 @@ def _halves_kernel(
     q_b, q_t, q_h, k_b, k_t, k_h, scale2, Q, T, num_tiles,
     HEADS_PER_KEY: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute what half a tile's queries need, and what the gates leave of half a tile's keys, by themselves."""
+    """Compute the _STATS of one half tile of queries and of the half tile of keys with the same index."""
     half, head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     row = batch * tl.num_programs(1) + head
     q_ptr += batch * q_b + head * q_h
@@ -62,7 +62,7 @@ def _halves_kernel(
     base_ptr += row * (num_tiles + 1)
     stat_ptr += row * _STATS * (2 * num_tiles) + half
 
-    # The queries, with the keys at their own places and as many before.
+    # Queries, with the keys at the same positions and the half tile of keys before.
     each_M, each_N = tl.arange(0, _HALF), tl.arange(0, _TILE)
     rows_M = half * _HALF + each_M
     position = half * _HALF + (T - Q)
@@ -72,13 +72,13 @@ def _halves_kernel(
     inside_N = (key_N >= 0) & (key_N < T)
     cum_N = tl.load(base_ptr + key_N // _TILE, mask=inside_N, other=0.0)
     cum_N += tl.load(local_ptr + key_N, mask=inside_N, other=0.0)
-    # Relative to the first query float32 will do; what it rounds away where gates decay by thousands counts as needed.
+    # Relative to the first query float32 suffices; its rounding error, where gates decay by thousands, is taken off the need.
     at = tl.minimum(position, T - 1)
     ref = tl.load(base_ptr + at // _TILE) + tl.load(local_ptr + at)
     away_N = tl.where(inside_N, (ref - cum_N).to(tl.float32), 0.0)
     s_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION) * scale2 + away_N[None, :]
     x_MN = tl.where(each_N[None, :] <= each_M[:, None] + _HALF, s_MN, -float("inf"))
-    if tl.max(first_M, 0) > position - _HALF:  # not all keys before are seen, or some are no queries
+    if tl.max(first_M, 0) > position - _HALF:  # some earlier keys are masked, or some rows are past Q
         x_MN = tl.where(key_N[None, :] >= first_M[:, None], x_MN, -float("inf"))
     top_M = tl.max(x_MN, 1)
     finite_M = tl.where(top_M == -float("inf"), 0.0, top_M)
@@ -88,7 +88,7 @@ def _halves_kernel(
     tl.store(stat_ptr, need.to(tl.float64) - ref)
     tl.store(stat_ptr + 2 * num_tiles, _largest_square(q_MD))
 
-    # The keys. c never rises: the last has the most.
+    # Keys. c never increases, so the last key has the largest term.
     key_M = half * _HALF + each_M
     last = tl.load(local_ptr + half * _HALF + (_HALF - 1))
     more = tl.log2(tl.sum(tl.exp2((last - tl.load(local_ptr + key_M)).to(tl.float32)), 0))
@@ -98,7 +98,7 @@ def _halves_kernel(
 
 @triton.jit(do_not_specialize=["halves"])
 def _prefix_kernel(stat_ptr, halves, BLOCK: tl.constexpr):
-    """Per head: of queries, this half tile and all after it; of keys, this and all before it."""
+    """Scan each head: queries' statistics over this half tile and all later ones, keys' over this and all earlier ones."""
     stat_ptr += tl.program_id(0).to(tl.int64) * _STATS * halves
     left, square = tl.full((), -float("inf"), tl.float64), tl.zeros((), tl.float64)
     for first in range(0, halves, BLOCK):
@@ -108,7 +108,7 @@ def _prefix_kernel(stat_ptr, halves, BLOCK: tl.constexpr):
         square_N = tl.associative_scan(tl.load(at + halves, mask=n < halves, other=0.0), 0, larger)
         tl.store(at, _log2_add(left_N, tl.zeros_like(left_N) + left), mask=n < halves)
         tl.store(at + halves, tl.maximum(square_N, square), mask=n < halves)
-        left = _log2_add(left, tl.max(left_N, 0))  # sums rise: the last is the largest
+        left = _log2_add(left, tl.max(left_N, 0))  # the sums increase: the last is the largest
         square = tl.maximum(square, tl.max(square_N, 0))
     need, square = tl.full((), float("inf"), tl.float64), tl.zeros((), tl.float64)
     for step in range(tl.cdiv(halves, BLOCK)):
@@ -127,7 +127,7 @@ def _prefix_kernel(stat_ptr, halves, BLOCK: tl.constexpr):
 def _start_kernel(
     stat_ptr, start_ptr, scale2, tolerance2, Q, T, num_tiles, query_tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Find the first key tile of query tiles; one that was later stays."""
+    """Find the first key tile of each query tile; a start that is later already is kept."""
     row = tl.program_id(1).to(tl.int64)
     stat_ptr += row * _STATS * (2 * num_tiles)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -149,7 +149,7 @@ def _start_kernel(
 
 
 def tighten(q: Tensor, k: Tensor, prepared: Prepared, scale: float, log_tolerance: float) -> None:
-    """Move the starts of query tiles, where `prepare` was given no threshold; q (B, Q, H, D), k (B, T, Hkv, D)."""
+    """Raise the starts of query tiles in `prepared`, made without a threshold; q (B, Q, H, D), k (B, T, Hkv, D)."""
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]

@@ -1,4 +1,4 @@
-"""Bounds of the logits from the largest norm of each head's rows, in one pass over memory: for the "auto" pruning threshold."""
+"""Bounds on the logits from the largest row norms of q and k per head, in one pass over memory, for the "auto" threshold."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ ROUNDS = 8
 
 @triton.jit
 def _largest_square(x_ptr, stride_t, length, part, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr):
-    """Compute max |x|^2 of the rows of a part."""
+    """Compute max |x|^2 over the rows of a part."""
     d = tl.arange(0, D)
     largest = 0.0
     for step in range(ROUNDS):
@@ -29,7 +29,7 @@ def _short_bound_kernel(
     q_ptr, k_ptr, out_ptr, factor, offset, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     Q, T, H, key_heads, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Do the work of the two kernels below, for a head whose rows are one part."""
+    """Fuse the two kernels below, for heads whose rows are one part."""
     row = tl.program_id(0).to(tl.int64)
     batch, head = row // H, row % H
     q_ptr += batch * q_stride_b + head * q_stride_h
@@ -44,7 +44,7 @@ def _largest_squares_kernel(
     q_ptr, k_ptr, out_ptr, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     Q, T, q_rows, H, key_heads, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Compute max |x|^2 of a part of the rows: first of q's heads, then of k's."""
+    """Compute max |x|^2 over a part of one head's rows: the grid has q's heads, then k's."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if row < q_rows:
         x_ptr, stride_t, length = q_ptr + row // H * q_stride_b + row % H * q_stride_h, q_stride_t, Q
@@ -82,7 +82,7 @@ def largest_product(q: Tensor, k: Tensor, factor: float, offset: float) -> Tenso
         return bound
     squares = torch.empty(B * (H + key_heads), parts, device=q.device, dtype=torch.float32)
     launch(
-        _largest_squares_kernel, (B * (H + key_heads), parts), (), (q, k, squares),  # so many rows only fit in x
+        _largest_squares_kernel, (B * (H + key_heads), parts), (), (q, k, squares),  # only grid dimension x can be this large
         (*strides, Q, T, B * H, H, key_heads), BLOCK=block, ROUNDS=ROUNDS, D=D,
     )  # fmt: skip
     launch(

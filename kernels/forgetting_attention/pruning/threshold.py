@@ -1,7 +1,7 @@
-"""Adaptive computation pruning (ACP): the threshold, its bounds, how much it prunes; and what a call's options skip.
+"""Adaptive computation pruning (ACP): the threshold, its bounds, the share of tiles it prunes; and the keys that a call skips.
 
 delta = -2 U - log(T) + log(eps) with U >= |scale * q_i . k_j| and log(eps) = -10. A pair with D below delta has probability
-below eps / T, because the query's own key has logit >= -U and D = 0; so a row loses less than eps in all."""
+below eps / T, because the query's own key has logit >= -U and D = 0; so a row loses less than eps in total."""
 
 import math
 
@@ -18,7 +18,7 @@ LOG_TOLERANCE = -10.0
 
 def pruning_threshold(logit_bound: Tensor | float, num_keys: int, log_tolerance: float = LOG_TOLERANCE) -> Tensor | float:
     """Return delta for logits within +-`logit_bound` (a float or a tensor broadcastable to (B, H)) over `num_keys` keys."""
-    if isinstance(logit_bound, Tensor) and torch.compiler.is_compiling():  # math.log would compile for each length
+    if isinstance(logit_bound, Tensor) and torch.compiler.is_compiling():  # math.log would recompile for each length
         keys = torch.full((), num_keys, dtype=torch.float64, device=logit_bound.device)
         return -2.0 * logit_bound - keys.log().to(logit_bound.dtype) + log_tolerance
     return -2.0 * logit_bound - math.log(num_keys) + log_tolerance
@@ -30,13 +30,13 @@ def qk_norm_logit_bound(
     """Return U = sqrt(D) * max|g_q| * max|g_k| for q, k that went through RMSNorm with scales g (and the default `scale`).
 
     The weights are (D,), shared by the heads, or (H, D); the result is () or (H,), without gradient. With grouped queries
-    repeat k's weights to H heads first. A rotation (RoPE) after the norm changes no bound in itself. `dtype`: that of q and k,
-    to which they were rounded `roundings` times since (once; with RoPE twice)."""
+    repeat k's weights to H heads first. A rotation (RoPE) after the norm does not change the bound by itself. `dtype`: that of
+    q and k, to which they were rounded `roundings` times after the norm (once, with RoPE twice)."""
     if q_weight.shape[-1] != head_dim or k_weight.shape[-1] != head_dim:
         shapes = f"{tuple(q_weight.shape)} and {tuple(k_weight.shape)}"
         raise ValueError(f"q_weight and k_weight have shapes {shapes}; their last size must be {head_dim}.")
-    # Rounding to nearest moves each number by at most u = eps / 2 of it (2^-8 in bf16), so a norm grows by at most 1 + u each
-    # time, and a product of two by the square: without that, heads with U = 47 lost up to e^0.74 times what they may in bf16.
+    # Rounding to nearest has a relative error of at most u = eps / 2 (2^-8 in bf16), so each rounding scales a norm by at most
+    # 1 + u, and a product of two by its square: without this factor, heads with U = 47 lost up to e^0.74 times eps in bf16.
     rounded = (1.0 + torch.finfo(dtype).eps / 2) ** (2 * roundings)
     largest_q, largest_k = (weight.detach().abs().amax(-1).float() for weight in (q_weight, k_weight))
     return rounded * math.sqrt(head_dim) * largest_q * largest_k
@@ -56,7 +56,7 @@ def norm_logit_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:
 def resolve_threshold(
     threshold: float | str | Tensor | None, q: Tensor, k: Tensor, scale: float, log_tolerance: float = LOG_TOLERANCE
 ) -> Tensor | None:
-    """Turn the option `adaptive_threshold`, but "tight", into a float32 (B, H) tensor on q's device, or None."""
+    """Resolve the option `adaptive_threshold`, except "tight", to a float32 (B, H) tensor on q's device, or None."""
     B, _, H, _ = q.shape
     if threshold is None:
         return None
@@ -68,7 +68,7 @@ def resolve_threshold(
 
             return largest_product(q, k, -2.0 * abs(scale), float(pruning_threshold(0.0, k.shape[1], log_tolerance)))
         threshold = torch.as_tensor(pruning_threshold(norm_logit_bound(q, k, scale), k.shape[1], log_tolerance))
-        return threshold.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # no bound, nothing is pruned
+        return threshold.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # without a finite bound nothing is pruned
     if not isinstance(threshold, Tensor):
         try:
             threshold = float(threshold)
@@ -92,7 +92,7 @@ def pruned_tile_share(
 ) -> Tensor:
     """Compute the share of the causal (query tile, key tile) pairs that pruning skips, float32 (B, H); log_fgate (B, T, H).
 
-    The kernels' own tiling by default; a smaller `tile` gives the statistic at another granularity."""
+    `tile` defaults to that of the kernels; a smaller one gives the statistic at a finer granularity."""
     B, T, H = log_fgate.shape
     Q = T if num_queries is None else num_queries
     if not 1 <= Q <= T:
@@ -104,7 +104,7 @@ def pruned_tile_share(
 
 
 def share_of_tiles(pruned_BHM: Tensor, num_queries: int, num_keys: int, tile: int = TILE) -> Tensor:
-    """Compute which share of the causal (query tile, key tile) pairs these leading tiles are, float32 (B, H)."""
+    """Return the number of these leading tiles as a share of the causal (query tile, key tile) pairs, float32 (B, H)."""
     last_query_M = torch.arange(tile - 1, num_queries + tile - 1, tile, device=pruned_BHM.device).clamp(max=num_queries - 1)
     causal_tiles = ((last_query_M + (num_keys - num_queries)) // tile + 1).sum()
     return pruned_BHM.sum(-1).float() / causal_tiles
@@ -114,7 +114,7 @@ def pruned_tiles(cum_BHT: Tensor, num_queries: int, threshold_BH: Tensor, tile: 
     """Count the leading key tiles that each query tile may skip by ACP, int32 (B, H, M), M = ceil(Q / tile).
 
     A tile is dropped iff its largest D, at (first query, last key), is below the threshold (strictly; section 11 of the ACP
-    protocol). `cum` never rises, so the dropped tiles are a prefix that one binary search over the tiles' last keys finds."""
+    protocol). `cum` never increases, so the dropped tiles are a prefix, found by binary search over the tiles' last keys."""
     T = cum_BHT.shape[-1]
     first_query_M = torch.arange(0, num_queries, tile, device=cum_BHT.device) + (T - num_queries)
     tile_end_BHN = cum_BHT[..., tile - 1 :: tile].contiguous()
@@ -141,8 +141,8 @@ def skipped_tiles(
 ) -> Tensor:
     """Count the leading key tiles that `forgetting_attention` with these options skips for each query tile.
 
-    int32 (B, H, M), without gradient; arguments as there, with the default `scale`. Another `tile` than the kernels' own tells
-    what pruning at that granularity would skip."""
+    Returns int32 (B, H, M), without gradient; arguments as there, with the default `scale`. A `tile` other than the kernels'
+    counts what pruning at that granularity would skip."""
     log_fgate, scale = log_fgate.detach(), q.shape[-1] ** -0.5
     if isinstance(adaptive_threshold, str) and adaptive_threshold == "tight":
         first_key_BHQ = first_visible_key(log_fgate, q.shape[1])
@@ -154,7 +154,7 @@ def skipped_tiles(
 
 
 def first_kept_key(q: Tensor, k: Tensor, log_fgate: Tensor, cum_BHT: Tensor, options: Options) -> Tensor:
-    """Find the first key that each query sees and that pruning leaves, int32 (B, H, Q); see `first_visible_key`."""
+    """Return the first key that each query sees and that pruning keeps, int32 (B, H, Q); see `first_visible_key`."""
     Q = q.shape[1]
     first_key_BHQ = first_visible_key(log_fgate, Q, options.seq_start, options.cu_seqlens, options.window_size)
     if options.threshold is not None:

@@ -1,14 +1,14 @@
-"""Tight pruning: as much of a row's probability is kept as adaptive computation pruning promises, and more is skipped.
+"""Tight pruning: skips more tiles than adaptive computation pruning, with the same guarantee on each row's probability.
 
-ACP (`threshold`) bounds every logit by U alone: those that stay from below, by -U, and as many keys as there are may lie just
-under the threshold. Here what stays is computed from the newest keys, and what the gates leave of all keys of a prefix is added
-up. With c the cumulative log gate, row i loses with the keys before tile n at most
+ACP (`threshold`) knows of the logits only that they are within +-U: it assumes that the kept ones are -U and that all keys lie
+just below the threshold. Here the kept weight is computed from the newest keys, and the decays of all keys of a prefix are
+summed. With c the cumulative log gate, dropping the keys before tile n costs row i at most a share of
 
     exp(U + c_i + G_n) / Z_i,    G_n = log sum of exp(-c_j) over these keys,    Z_i >= sum of exp(s_ij + c_i - c_j)
 
 over the newest visible keys: those of its half tile up to itself, and of the half tile before. A query tile drops the longest
-prefix of tiles with which each of its rows, and of those after it, loses less than the tolerance: a prefix that never gets
-shorter, and holds all that ACP drops.
+prefix of tiles that costs each of its rows, and each later row, less than the tolerance: a prefix that never gets shorter for
+later tiles, and that contains all that ACP drops.
 
 Suffixes: B batch, H heads, Q queries, T keys, D head dimension, R blocks of half a tile, M query tiles, N key tiles."""
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from ..visibility import TILE
 
 MARGIN = 1e-3
-"""In nats: that much less is dropped than the tolerance allows, for what rounding does to logits of hundreds of nats."""
+"""Safety margin below the tolerance, in nats, for the rounding errors of logits of hundreds of nats."""
 
 
 def tight_tiles(
@@ -33,7 +33,8 @@ def tight_tiles(
     kept_BHQ = _kept(q_BHQD, k_BHTD, cum_BHT, first_key_BHQ, scale, max(tile // 2, 1))
     q_norm_BHQ = torch.linalg.vector_norm(q_BHQD, dim=-1).double()
 
-    # Of each tile and those after it: the row that needs most. Of each tile and those before it: what they leave.
+    # Over each query tile and all later ones: the smallest kept weight and the largest |q|. Over each key tile and all earlier
+    # ones: the summed decay and the largest |k|.
     need_BHM = _by_tile(kept_BHQ, tile, torch.inf).amin(-1).flip(-1).cummin(-1).values.flip(-1)
     q_norm_BHM = _by_tile(q_norm_BHQ, tile, 0.0).amax(-1).flip(-1).cummax(-1).values.flip(-1)
     left_BHN = _by_tile(-cum_BHT, tile, -torch.inf).logsumexp(-1).logcumsumexp(-1)
@@ -50,7 +51,7 @@ def _by_tile(x_BHT: Tensor, tile: int, beyond: float) -> Tensor:
 
 
 def _kept(q_BHQD: Tensor, k_BHTD: Tensor, cum_BHT: Tensor, first_key_BHQ: Tensor, scale: float, half: int) -> Tensor:
-    """Return log of the sum of exp(s_ij - c_j) over the newest keys, float64 (B, H, Q); +inf for a row that sees nothing."""
+    """Return the log-sum-exp of s_ij - c_j over the newest keys, float64 (B, H, Q); +inf for a row that sees nothing."""
     Q, T = q_BHQD.shape[2], k_BHTD.shape[2]
     missing = -Q % half
     q_BHRID = torch.nn.functional.pad(q_BHQD, (0, 0, 0, missing)).unflatten(2, (-1, half))

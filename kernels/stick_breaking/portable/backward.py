@@ -1,21 +1,21 @@
-"""Backward kernels: dQ per tile of queries, then dK and dV per tile of keys. No atomics, no locks, deterministic.
+"""Backward kernels: dQ per query tile, then dK and dV per key tile. No atomics, no locks, deterministic.
 
 With z_ij the logits, beta_ij = sigmoid(z_ij) and S_ij = -log(1 - beta_ij), the forward pass is
 
     log A_ij = log beta_ij - sum over visible k > j of S_ik,        log r_i = - sum over all visible k of S_ik.
 
-Put G_ij = A_ij dA_ij = A_ij (dO_i . V_j), the gradient of log A_ij, and R_i = r_i dr_i, that of log r_i. z_ij enters log A_ij
-through log beta_ij, whose derivative is 1 - beta_ij, and through S_ij, whose derivative is beta_ij, everything older:
+Let G_ij = A_ij dA_ij = A_ij (dO_i . V_j) be the gradient of log A_ij, and R_i = r_i dr_i that of log r_i. z_ij enters log A_ij
+through log beta_ij, whose derivative is 1 - beta_ij, and all older terms through S_ij, whose derivative is beta_ij:
 
     dz_ij = (1 - beta_ij) G_ij - beta_ij (sum over j' < j of G_ij' + R_i) = G_ij - beta_ij (sum over j' <= j of G_ij' + R_i).
 
-So a tile needs two numbers per row from elsewhere: what nearer keys spent, for A, and the sum of G over older keys. The dQ
-kernel walks a row's tiles from the oldest that the forward pass visited to the nearest: it starts from the row's total and
-subtracts (in float64) what each tile spent, and adds up G from the far end, where it is small. It leaves both numbers per (tile
-of keys, row) in a workspace for the dK, dV kernel, which can then take its tiles in any order. Sums within a tile are products
-with triangular matrices, as in the forward kernel; for G in the inputs' dtype, like dz itself.
+So a tile needs two numbers per row from other tiles: the sum of S over nearer keys, for A, and the sum of G over older keys.
+The dQ kernel loops over a row's tiles from the oldest that the forward pass visited to the nearest: it starts with the row's
+total of S and subtracts (in float64) that of each tile, and accumulates G from the far end, where it is small. It writes both
+numbers per (key tile, row) to a workspace for the dK, dV kernel, which can then process its tiles in any order. Sums within a
+tile are products with triangular matrices, as in the forward kernel; those of G in the inputs' dtype, like dz itself.
 
-The workspace grows with T^2 / block_n, so heads are taken in groups that need no more than `WORKSPACE_BYTES`.
+The workspace grows with T^2 / block_n, so heads are processed in groups that need no more than `WORKSPACE_BYTES`.
 
 Legend: M queries of a tile or step, N keys of a step or tile, D head dimension."""
 
@@ -36,7 +36,7 @@ _SCAN = tl.constexpr(1024)
 
 @triton.jit
 def _plus_older(N: tl.constexpr, dtype: tl.constexpr):
-    """Make (N, N): x_MN times it is the sum over the older (earlier) keys."""
+    """Return an (N, N) matrix with which x_MN @ matrix is the sum over the older (earlier) keys."""
     return tl.where(tl.arange(0, N)[:, None] < tl.arange(0, N)[None, :], 1.0, 0.0).to(dtype)
 
 
@@ -78,7 +78,7 @@ def _walk_keys(
     nearer_NN, older_NN, start, stop, scale2, Q,
     BLOCK_N: tl.constexpr, D: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Walk over keys start..stop of one tile of queries, oldest first."""
+    """Loop over keys start..stop for one query tile, oldest first."""
     for n in tl.range(start, stop, BLOCK_N):
         n = tl.multiple_of(n, BLOCK_N)
         k_ND = k_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
@@ -125,7 +125,7 @@ def dq_kernel(
     older_M *= tl.load(dremainder_ptr + out_M, mask=inside_M, other=0.0)
     spent_M = tl.load(spent_ptr + row * Q + rows_M, mask=inside_M, other=float("inf"))  # no weights past the end
     out_MD = out_M[:, None] * D + tl.arange(0, D)[None, :]
-    # Loaded this way they stay in shared memory; from a descriptor they would fill registers for the whole walk.
+    # Loaded by pointers they stay in shared memory; from a descriptor they would fill registers during the whole loop.
     q_MD = tl.load(q_ptr + out_MD, mask=inside_M[:, None], other=0.0)
     do_MD = tl.load(do_ptr + out_MD, mask=inside_M[:, None], other=0.0)
     nearer_NN = less_nearer(BLOCK_N, tl.float32 if EXACT else tl.float16)
@@ -146,8 +146,8 @@ def _walk_queries(
     first, last, start, stop, scale2, Q, T, BLOCK_M: tl.constexpr, D: tl.constexpr, CURRENT: tl.constexpr,
     LIMITS: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Walk over steps start..stop of one tile of keys; of their queries first..last: the others have no stick left, and no
-    weight. EDGE: some pairs are hidden, also of queries that see none of the tile and left nothing in the workspace."""
+    """Loop over queries start..stop in whole steps for one key tile. Only queries first..last have any stick left, the others
+    no weight. EDGE: some pairs are masked, including those of queries that see no key of the tile and wrote no workspace."""
     for m in tl.range(start, stop, BLOCK_M):
         m = tl.multiple_of(m, BLOCK_M)
         rows_M = m + tl.arange(0, BLOCK_M)
@@ -177,7 +177,7 @@ def dkdv_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, CURRENT: tl.constexpr,
     LIMITS: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N  # early keys can have the most queries: first
+    n = tl.program_id(0) * BLOCK_N  # early keys can have the most queries: start them first
     key_heads = H // GROUP
     key_row = first_row // GROUP + tl.program_id(1)
     batch, key_head = key_row // key_heads, key_row % key_heads
@@ -194,7 +194,7 @@ def dkdv_kernel(
         head = key_head * GROUP + member
         local = (tl.program_id(1) * GROUP + member).to(tl.int64) * num_tiles + tl.program_id(0)
         oldest = oldest_ptr + (batch.to(tl.int64) * H + head) * grains
-        # Runs of queries that visited this tile, looked for in stretches of _SCAN grains.
+        # Find the runs of queries that visited this tile, _SCAN grains at a time.
         for scan in range(nearest // _SCAN * _SCAN, grains, _SCAN):
             grain = scan + tl.arange(0, _SCAN)
             here = tl.load(oldest + grain, mask=(grain < grains) & (grain >= nearest), other=T) <= n

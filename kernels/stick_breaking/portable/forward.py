@@ -1,12 +1,12 @@
-"""Forward kernel: one program per tile of queries walks over its keys from the nearest to the farthest.
+"""Forward kernel: one program per query tile loops over its keys from the nearest to the farthest.
 
-In base 2: log beta = min(x, 0) - log2(1 + 2^-|x|) and `spent` = -log2(1 - beta) = max(x, 0) + log2(1 + 2^-|x|). What the nearer
-keys of the same tile spent is a product with a triangular matrix: for 16-bit inputs in float16, whose 11 bits of a sum of s
-bits give a weight 2^-s that is off by less than 2^-13 of the stick. What the nearer tiles spent is carried per row, their
-totals in float32 added up in float64. A key spends at most `CAP` bits, so that sums stay small: 2^-CAP of a stick is nothing.
+In base 2: log beta = min(x, 0) - log2(1 + 2^-|x|) and `spent` = -log2(1 - beta) = max(x, 0) + log2(1 + 2^-|x|). The sum of
+`spent` over the nearer keys of a tile is a product with a triangular matrix: for 16-bit inputs in float16, whose 11 bits, for a
+sum s, change the weight 2^-s by less than 2^-13 of the stick. The sum over nearer tiles is carried per row: each tile's total
+in float32, their sum in float64. A key spends at most `CAP` bits, so that sums stay small: 2^-CAP of a stick is negligible.
 
-After the diagonal come stretches of 1, 2, 4 ... tiles (inside them the loop is pipelined), between which the walk ends if every
-row's stick is used up; `oldest` tells the backward kernels where.
+After the diagonal come stretches of 1, 2, 4 ... tiles (within a stretch the loop is pipelined), between which the program exits
+if every row's stick is used up; `oldest` tells the backward kernels where.
 
 Legend: M queries of the tile, N keys of a step, D head dimension."""
 
@@ -29,7 +29,7 @@ _GRAIN = tl.constexpr(GRAIN)
 
 @triton.jit
 def log2_1p(e, EXACT: tl.constexpr):
-    """Compute log2(1 + e) for e in [0, 1], relative error 6e-5 (EXACT: 2e-7), also of small e: long rows sum many."""
+    """Compute log2(1 + e) for e in [0, 1], relative error 6e-5 (EXACT: 2e-7) even for small e, of which long rows sum many."""
     if EXACT:
         p = 0.00754917692
         p = p * e - 0.0425670474
@@ -69,7 +69,7 @@ def visible(n, limit_M, first_M, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def less_nearer(N: tl.constexpr, dtype: tl.constexpr):
-    """Make (N, N): x_MN times it is minus the sum over the nearer (later) keys."""
+    """Return an (N, N) matrix with which x_MN @ matrix is minus the sum over the nearer (later) keys."""
     return tl.where(tl.arange(0, N)[:, None] > tl.arange(0, N)[None, :], -1.0, 0.0).to(dtype)
 
 
@@ -78,7 +78,7 @@ def _walk(
     acc_MD, spent_M, q_MD, k_desc, v_desc, batch, key_head, limit_M, first_M, nearer_NN, newest, count, scale2,
     BLOCK_N: tl.constexpr, D: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Walk over `count` tiles of keys from the one that starts at `newest` backwards. EDGE: some pairs are hidden."""
+    """Loop backwards over `count` key tiles, from the one that starts at `newest`. EDGE: some pairs are masked."""
     for step in tl.range(0, count):
         n = tl.multiple_of(newest - step * BLOCK_N, BLOCK_N)
         k_ND = k_desc.load([batch, n, key_head, 0]).reshape(BLOCK_N, D)
@@ -111,7 +111,7 @@ def forward_kernel(
     key_head = head // GROUP
     rows_M = m * BLOCK_M + tl.arange(0, BLOCK_M)
     inside_M = rows_M < Q
-    limit_M = rows_M + (T - Q) + CURRENT  # the first hidden key
+    limit_M = rows_M + (T - Q) + CURRENT  # the first masked key
     first_M = tl.where(inside_M, 0, T)
     start = 0
     if LIMITS:
@@ -119,7 +119,7 @@ def forward_kernel(
         first_M = tl.load(first_key_ptr + rows_M, mask=inside_M, other=T)
         start = tl.load(first_key_ptr + m * BLOCK_M) // BLOCK_N * BLOCK_N
     end = (tl.minimum(m * BLOCK_M + BLOCK_M, Q) - 1 + T - Q + CURRENT + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    whole = tl.maximum((m * BLOCK_M + T - Q + CURRENT) // BLOCK_N * BLOCK_N, start)  # all rows see what is before it
+    whole = tl.maximum((m * BLOCK_M + T - Q + CURRENT) // BLOCK_N * BLOCK_N, start)  # all rows see the keys before it
 
     q_MD = q_desc.load([batch, m * BLOCK_M, head, 0]).reshape(BLOCK_M, D)
     nearer_NN = less_nearer(BLOCK_N, tl.float32 if EXACT else tl.float16)
@@ -155,7 +155,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, first_key: Tensor | None, scale: float, attend_current: bool, tiles: Tiles
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the output (B, Q, H, D), remainder (B, Q, H) float32, and for the backward pass -log2 of the remainder, float64
-    (B, H, Q), and the first key that each grain of queries visited, int32 (B, H, ceil(Q / GRAIN))."""
+    (B, H, Q), and the oldest key that each grain of queries visited, int32 (B, H, ceil(Q / GRAIN))."""
     B, Q, H, D = q.shape
     T, key_heads = k.shape[1:3]
     grains = ceil_div(Q, GRAIN)

@@ -14,8 +14,8 @@ GRAIN = 32
 
 
 class Plan(NamedTuple):
-    """Settings of the three kernels, which walk over the same tiles of keys: one block_n. dQ's block_m divides the
-    forward's, all of whose queries stop at the same key."""
+    """Settings of the three kernels, which use the same key tiles: one block_n. dQ's block_m divides that of the forward
+    kernel, in whose tiles all queries stop at the same key."""
 
     forward: Tiles
     dq: Tiles
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
 
 @functools.cache
 def plan_for(head_dim: int, dtype: torch.dtype, device: torch.device) -> Plan:
-    """Choose settings for this GPU: measured ones for compute capability 9.0, a modest default for others."""
+    """Return the settings for this GPU: tuned for compute capability 9.0, a conservative default for others."""
     plan = Plan(*(tiles_for(TILES, kernel, head_dim, dtype, device) for kernel in Plan._fields))
     assert plan.forward.block_n == plan.dq.block_n == plan.dkdv.block_n
     assert plan.forward.block_m % plan.dq.block_m == 0 and plan.forward.block_m % GRAIN == 0

@@ -267,5 +267,5 @@ def test_a_machine_without_a_gpu_is_told_so(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["benchmark", *words, "--rows", str(tmp_path)])
         assert command.main() == 2
         assert capsys.readouterr().err == (
-            "error: all but tiles is measured on a GPU, and torch sees none; --show prints what is stored\n"
+            "error: every mode but tiles needs a GPU, and torch finds none; --show prints the stored rows\n"
         )

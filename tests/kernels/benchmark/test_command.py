@@ -47,7 +47,7 @@ def test_a_part_is_measured(asked, capsys):
     command.measured(Options(modes=("times", "tiles"), operators=("stick_breaking",), shape=shapes))
     assert [each[:2] for each in asked] == [("stick_breaking", ("times", "stick_breaking", shape, (), 240)) for shape in shapes]
     assert capsys.readouterr().out == (
-        "| B, T, H, D | left by ACP's rule (%) | left by the tight rule (%) |\n| --- | --- | --- |\n"
+        "| B, T, H, D | kept by ACP's rule (%) | kept by the tight rule (%) |\n| --- | --- | --- |\n"
         "| 1, 2, 3, 16 | 10.0 | 2.0 |\n| 4, 5, 6, 16 | 40.0 | 5.0 |\n"
     )
     asked.clear()
@@ -58,7 +58,7 @@ def test_a_part_is_measured(asked, capsys):
 def test_tiles_need_no_gpu(asked, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     command.measured(Options(modes=("tiles",), shape=((1, 2, 3, 16),)))
-    with pytest.raises(ValueError, match="measured on a GPU"):
+    with pytest.raises(ValueError, match="needs a GPU"):
         command.measured(Options(modes=("tiles", "decode")))
     assert asked == []
 
@@ -119,10 +119,10 @@ def test_the_stored_rows_are_the_same_by_whatever_path(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--only", "nonsense"], "--show reads no --only; leave it out"),
-    (["--shape", "1", "2", "3", "16", "--code", "c"], "--show reads no --shape, --code; leave it out"),
-    (["--limit-s", "9"], "--show reads no --limit-s; leave it out"),
-    (["times", "tiles"], "tiles has no stored rows to show; without --show it is computed, with no GPU"),
+    (["--only", "nonsense"], "--show does not use --only; leave it out"),
+    (["--shape", "1", "2", "3", "16", "--code", "c"], "--show does not use --shape, --code; leave it out"),
+    (["--limit-s", "9"], "--show does not use --limit-s; leave it out"),
+    (["times", "tiles"], "tiles has no stored rows to show; run it without --show (it needs no GPU)"),
 ])  # fmt: skip
 def test_what_show_cannot_read_is_refused(monkeypatch, capsys, words, said):
     monkeypatch.setattr("sys.argv", ["benchmark", *words, "--show"])

@@ -56,7 +56,7 @@ def test_convolution_update_changes_its_cache_in_place():
         ("neither a bias nor a fused residual", lambda x, w: modules.rms_norm(x, w, residual=x)),
         ("gates before the norm", lambda x, w: modules.rmsnorm_fn(x, w, None, z=x)),
         ("neither a residual nor packed", lambda x, w: modules.causal_conv1d(x, torch.ones(8, 4), residual=x)),
-        ("activation 'relu'", lambda x, w: modules.causal_conv1d(x, torch.ones(8, 4), activation="relu")),
+        ("activation is 'relu'", lambda x, w: modules.causal_conv1d(x, torch.ones(8, 4), activation="relu")),
     ],
 )
 def test_what_no_model_here_asks_of_fla_is_refused_not_ignored(message, call):

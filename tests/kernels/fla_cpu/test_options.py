@@ -33,7 +33,7 @@ GATE = -torch.rand(1, 5, 2, generator=torch.Generator().manual_seed(3))
     (lambda: recurrences.chunk_gla(Q, K, V, GATE, cu_seqlens=X), "packed sequences"),
     (lambda: recurrences.gated_delta_rule(Q, K, V, GATE, BETA, safe_gate=True), "has no bounded gates"),
     (lambda: recurrences.gated_delta_rule(Q, K, V, GATE, BETA, lower_bound=0.0), "has no bounded gates"),
-    (lambda: recurrences.gated_delta_rule(Q, K, V[:, :, :1], GATE, BETA), "as many heads of values as of keys"),
+    (lambda: recurrences.gated_delta_rule(Q, K, V[:, :, :1], GATE, BETA), "as many value heads as key heads"),
     (lambda: wall_attention.parallel_wall_attn(Q, K, V, K, cu_seqlens=X), "Wall attention on the CPU takes none of cu_seqlens"),
     (lambda: path_attention.parallel_path_attn(Q, K, V, K, BETA, GATE, cu_seqlens=X), "packed sequences"),
 ])  # fmt: skip
@@ -70,7 +70,7 @@ def test_convolutions_of_every_kind():
     short, state = modules.causal_conv1d(X[:, :2].bfloat16(), TAPS, output_final_state=True)
     assert short.dtype == state.dtype == torch.bfloat16 and state.is_contiguous()
     assert torch.equal(state, F.pad(X[:, :2].bfloat16().mT, (2, 0)))
-    with pytest.raises(NotImplementedError, match="activation 'relu' of causal_conv1d; 'silu', 'swish' and None are there"):
+    with pytest.raises(NotImplementedError, match="activation is 'relu'; causal_conv1d on the CPU takes 'silu', 'swish'"):
         modules.causal_conv1d(X, TAPS, activation="relu")
 
 
