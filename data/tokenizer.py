@@ -212,7 +212,7 @@ def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
             HfApi().model_info(GPT2_HUB_NAME, timeout=10)  # fails at once without a network, where downloads retry for minutes
             found = [hf_hub_download(GPT2_HUB_NAME, name) for name in names]
         except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
-            what = f"GPT-2's vocabulary is neither in the local cache nor to be had from {GPT2_HUB_NAME}"
+            what = f"GPT-2's vocabulary is neither in the local cache nor available from {GPT2_HUB_NAME}"
             remedy = "name a folder with vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER"
             raise ValueError(f"{what} ({type(error).__name__}): {remedy}, or choose bpe-1024 or bytes") from None
     return Path(found[0]), Path(found[1])

@@ -81,7 +81,7 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
         if folder is not None:
             what = f"{', '.join(names)} in {folder} cannot be loaded ({first_line(error)})"
             raise ValueError(f"{what}: check its task file and data") from error
-        what = f"the data of {', '.join(names)} are neither local nor to be had: {first_line(error)}"
+        what = f"the data of {', '.join(names)} are neither in the local cache nor available: {first_line(error)}"
         raise ValueError(f"{what}\nName local task files with --include-path, or fill the cache first, online.") from error
     for name, task in loaded["tasks"].items():
         if task.OUTPUT_TYPE == "generate_until":

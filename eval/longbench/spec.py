@@ -121,5 +121,5 @@ def hub_archive() -> Path:
     try:
         return Path(hf_hub_download(HUB_NAME, "data.zip", repo_type="dataset"))
     except Exception as error:  # the hub client raises many types
-        what = f"LongBench ({HUB_NAME}) is neither in the local cache nor to be had from the hub ({type(error).__name__})"
+        what = f"LongBench ({HUB_NAME}) is neither in the local cache nor available from the hub ({type(error).__name__})"
         raise ValueError(f"{what}.\nWithout internet name a folder with its TASK.jsonl files with --longbench.") from error

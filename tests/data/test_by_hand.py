@@ -144,7 +144,7 @@ def test_the_hub_is_asked_for_what_is_named(monkeypatch):
 
 @pytest.mark.parametrize(("cached", "online", "why"), [
     (True, True, None), (False, True, None),
-    (False, False, r"to be had from openai-community/gpt2 \(RuntimeError\): name a folder"),
+    (False, False, r"available from openai-community/gpt2 \(RuntimeError\): name a folder"),
 ])  # fmt: skip
 def test_gpt2_is_looked_for_in_the_cache_first(cached, online, why, monkeypatch):
     """The hub is tried for ten seconds before downloads would retry for minutes."""

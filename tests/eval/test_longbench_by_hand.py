@@ -53,7 +53,7 @@ def test_the_hub_is_asked_for_the_data_set(monkeypatch):
     )
     longbench_spec.hub_archive.cache_clear()
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *given, **how: (_ for _ in ()).throw(KeyError("odd")))
-    with pytest.raises(ValueError, match=r"neither in the local cache nor to be had from the hub \(KeyError\)"):
+    with pytest.raises(ValueError, match=r"neither in the local cache nor available from the hub \(KeyError\)"):
         longbench_spec.hub_archive()
     assert [longbench_spec.hub_name(name) for name in ("multi_news", "multifieldqa_en")] == ["multi_news", "multifieldqa_en"]
 

@@ -200,7 +200,7 @@ def test_runs_that_an_evaluation_refuses(kind, given, run, why):
 ])  # fmt: skip
 def test_what_gives_rows_is_named_once(kind, given):
     """Else all would be measured, and its rows refused since they appear twice."""
-    with pytest.raises(ValueError, match="is there twice: name each once"):
+    with pytest.raises(ValueError, match="is given twice: name each once"):
         KINDS[kind](**given)
 
 
