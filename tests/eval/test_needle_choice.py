@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused(make_spec, codec, corpus, bind, in_memory)
     few = replace(Choices.read(), words=["river", "salt"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure.Choices, "read", classmethod(lambda cls: few))
-        with pytest.raises(ValueError, match="no 10 words"):
+        with pytest.raises(ValueError, match="does not encode 10 words"):
             measure.needles(codec, 1)
 
 
