@@ -172,7 +172,7 @@ REFUSED = [
                           ("gate_maps", dict(seq_len=128, distance=8)))
       for run in (PLAIN, MAMBA)),
     ("pruning", dict(context_len=128, num_documents=3), RUN, None),
-    ("equal_logits", {}, PLAIN, None), ("equal_logits", {}, MAMBA, "mine is no attention model"),
+    ("equal_logits", {}, PLAIN, None), ("equal_logits", {}, MAMBA, "mine is not an attention model"),
     ("recall", {}, RUN, "mine was trained on text"),
     ("training_curve", {}, RUN, None), ("training_curve", {}, ELSEWHERE, "was trained elsewhere"),
     ("lm_eval", dict(include="local-v1:aa"), RUN, None), ("longbench", dict(dataset="local-v1:aa"), RUN, None),
