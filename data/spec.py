@@ -9,7 +9,7 @@ from models.spec_parts import PositiveInt, strict
 
 @strict
 class DataSpec:
-    """A tokenised corpus of equally long documents. Where it lies on disk is not part of it.
+    """A tokenised corpus of equally long documents, whatever its path.
 
     `source`: "packages", "text", "longcrawl64" or "hf:NAME"; `tokenizer`: "gpt2-json", "gpt2", "bytes" or "bpe-N".
     `document_len`: tokens per stored document (65,536 in LongCrawl64). `fingerprint`: digest of the raw text, the

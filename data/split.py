@@ -44,8 +44,8 @@ class Split:
         return self.num_documents, self.document_len
 
     def read(self, rows: slice | np.ndarray, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Return tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start). ValueError: an id outside
-        the vocabulary, a document of zeros, a chunk that is missing or damaged."""
+        """Return tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start). ValueError for an id
+        outside the vocabulary, a document of zeros, and a chunk that is missing or damaged."""
         indices = np.arange(self.num_documents)[rows] if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
         stop = self.document_len if stop is None else stop
         if not 0 <= start < stop <= self.document_len:
