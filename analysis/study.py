@@ -111,7 +111,7 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
 def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> Path:
     """Write which rows an artefact is drawn from; the file is not touched if nothing changed."""
     path = study_file(results_dir, scale, stem)
-    # Weights are left out where they are not recorded.
+    # Weights are left out if they are not recorded.
     as_json = [{name: value for name, value in asdict(line).items() if (name, value) != ("weights", None)} for line in lines]
     values = {"stem": stem, "scale": scale, "lines": as_json}
     try:

@@ -47,8 +47,8 @@ class Spec(PrunedSpec):
         values = rows[rows["position"].isin((-1, self.context_len))].groupby("quantity")["value"]
         mean, dropped = values.mean(), values.max()["dropped"]
         return [
-            f"  after {self.context_len} tokens {mean['keys'] / self.context_len:.3f} of 1 keys remain: "
-            f"{mean['bytes'] / 2**20:.2f} MiB; a Transformer keeps {mean['bytes_of_all'] / 2**20:.2f}",
+            f"  after {self.context_len} tokens a share of {mean['keys'] / self.context_len:.3f} of the keys remains, "
+            f"{mean['bytes'] / 2**20:.2f} MiB; a Transformer keeps {mean['bytes_of_all'] / 2**20:.2f} MiB",
             f"  loss {mean['loss']:.6f}, evicted {mean['loss_evicted']:.6f} nats per token; a query loses at most "
             f"{dropped:.1e} of its probability",
         ]

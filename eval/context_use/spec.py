@@ -39,7 +39,7 @@ class Spec(HeldoutSpec):
         shortest, longest = min(self.contexts) + self.targets, max(self.contexts) + self.targets
         if min(self.places) < shortest or max(self.places) < longest:
             raise ValueError(
-                f"places {self.places}: {self.targets} targets behind contexts of {min(self.contexts)} to {max(self.contexts)} "
+                f"places {self.places}: {self.targets} targets after contexts of {min(self.contexts)} to {max(self.contexts)} "
                 f"tokens need all places at {shortest} or beyond, and one at {longest} or beyond"
             )
 

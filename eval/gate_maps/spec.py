@@ -78,5 +78,5 @@ class Spec(HeldoutSpec):
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         table = rows[rows["row"] < 0].groupby("quantity", sort=False)["value"].median()
-        scales = {"median_F": " of 0 to 1", "pruned_share": " of 0 to 1", "half_life_tokens": " tokens"}
+        scales = {"median_F": " (0 to 1)", "pruned_share": " (0 to 1)", "half_life_tokens": " tokens"}
         return [f"  {quantity}: median over heads {value:.4g}{scales[str(quantity)]}" for quantity, value in table.items()]

@@ -40,7 +40,7 @@ class Spec(HeldoutSpec):
             "item": integer(0),
             "document": integer(0),
             "logp": number(high=0),  # nats, of the word given the passage
-            "right": number(0, 100),  # percent: 100 where greedy decoding gives the word
+            "right": number(0, 100),  # percent: 100 if greedy decoding gives the word, else 0
             "logp_near": number(high=0),  # the same, given the last words alone
             "right_near": number(0, 100),
             "num_tokens": integer(1),  # of the word

@@ -48,7 +48,7 @@ class Spec(EvalSpec):
             "task": text(),
             "metric": text(),
             "value": number(),  # percent for accuracies, plain for perplexities
-            "stderr": number(0, nullable=True),  # in the same unit, NaN where unknown
+            "stderr": number(0, nullable=True),  # in the same unit, NaN if unknown
             "num_examples": integer(1),
             "task_version": text(),
             "harness_version": text(),

@@ -120,7 +120,8 @@ def _parsed(body: bytes, where: str, task: str) -> list[Example]:
         texts = {name: [example[name]] for name in ("input", "context")} | {name: example[name] for name in lists}
         for name, value in texts.items():
             if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-                raise ValueError(f"{where}, line {number}: `{name}` is no {'list of strings' if name in lists else 'string'}")
+                wanted = "list of strings" if name in lists else "string"
+                raise ValueError(f"{where}, line {number}: `{name}` must be a {wanted}")
     return [*lines.values()]
 
 

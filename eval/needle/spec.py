@@ -159,4 +159,4 @@ class Spec(Grid):
     def summary(self, rows: pd.DataFrame) -> list[str]:
         ends = {1.0: ", the floor", 10.0: ", the ceiling"}
         means = rows.groupby("length")["score"].mean()
-        return [f"  length {length}: mean score {score:.2f} of 1 to 10{ends.get(score, '')}" for length, score in means.items()]
+        return [f"  length {length}: mean score {score:.2f} (1 to 10){ends.get(score, '')}" for length, score in means.items()]

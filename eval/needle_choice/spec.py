@@ -43,4 +43,4 @@ class Spec(Grid):
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         means = rows.groupby("length")["right"].mean()
-        return [f"  length {length}: {share:.0f}% right of 10 (guessing) to 100" for length, share in means.items()]
+        return [f"  length {length}: {share:.0f}% right (guessing: 10%)" for length, share in means.items()]

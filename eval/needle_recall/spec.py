@@ -44,6 +44,6 @@ class Spec(Grid):
     def summary(self, rows: pd.DataFrame) -> list[str]:
         table = rows.groupby("length")[["recall_nats", "logp_without"]].mean()
         return [
-            f"  length {length}: mean recall {row['recall_nats']:.2f} nats of 0 (none) to {-row['logp_without']:.2f} (perfect)"
+            f"  length {length}: mean recall {row['recall_nats']:.2f} nats (0 is none, {-row['logp_without']:.2f} is perfect)"
             for length, row in table.iterrows()
         ]

@@ -49,6 +49,6 @@ class Spec(EvalSpec):
     def summary(self, rows: pd.DataFrame) -> list[str]:
         queries = rows["num_queries"].sum()
         return [
-            f"  {rows['num_correct'].sum() / queries:.4f} of {queries:,} queries answered (1 is perfect), "
+            f"  {rows['num_correct'].sum() / queries:.4f} of {queries:,} queries answered correctly (1 is perfect), "
             f"{rows['num_stale'].sum() / queries:.4f} with an earlier value of the key"
         ]

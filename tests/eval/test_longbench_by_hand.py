@@ -159,7 +159,7 @@ def test_data_of_longbench_have_all_fields():
 def test_data_of_longbench_are_texts(name, value, told):
     """A string in the place of a list would be scored letter by letter; only classification needs classes."""
     body = f"{json.dumps(TREC)}\n\n{json.dumps(TREC | {name: value})}".encode()
-    with pytest.raises(ValueError, match=f"^f, line 3: `{name}` is no {told}$"):
+    with pytest.raises(ValueError, match=f"^f, line 3: `{name}` must be a {told}$"):
         longbench._parsed(body, "f", "trec")
     if name == "all_classes":
         assert len(longbench._parsed(body, "f", "qasper")) == 2

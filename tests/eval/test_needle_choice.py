@@ -49,7 +49,7 @@ def test_a_model_that_copies_chooses_the_true_word(mode, codec, corpus, bind, in
     assert (rows["right"] == 100).all()
     first = rows[rows["sample"] == 0]
     assert first["logp"].tolist() == pytest.approx((first["num_tokens"] * math.log(0.9)).tolist())
-    assert spec.summary(rows) == ["  length 260: 100% right of 10 (guessing) to 100"]
+    assert spec.summary(rows) == ["  length 260: 100% right (guessing: 10%)"]
 
 
 def test_a_model_that_finds_all_words_alike_is_right_in_no_case(codec, corpus, bind, in_memory):
