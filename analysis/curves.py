@@ -1,5 +1,5 @@
-"""Per-token losses as stored, and contrasts between them: curves L(i) over positions, with the documents' bands behind their
-noise, and losses of the same tokens given more and more context.
+"""Per-token losses and contrasts between them: curves L(i) over positions, with documents' losses by band, from which their
+noise follows, and losses of the same tokens given more and more context.
 
 Suffixes: S seeds, N positions, D documents, K bands of a document, P places of a document, C contexts."""
 
@@ -22,7 +22,7 @@ KIND = "per_token_loss"
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LossCurve(Measured):
     """Held-out losses (nats) of one series. `losses_SN`: L(i), i = 1..N at index i - 1, for every seed; `bands_DK`: mean over
-    seeds of every document's mean loss over K bands of positions, which end at `ends_K` (D = 0 where not stored)."""
+    seeds of every document's mean loss over K bands of positions, which end at `ends_K` (D = 0 if not stored)."""
 
     seeds: tuple[int, ...]
     run_ids: tuple[str, ...]
@@ -51,15 +51,15 @@ class LossCurve(Measured):
         return self.losses_SN.shape[1]
 
     def whole(self, first: int, last: int) -> tuple[int, int]:
-        """Return positions first..last (1-based, both included), or, where a stored band has more, the whole bands that they
-        lie in: only of these is known how documents vary."""
+        """Return positions first..last (1-based, inclusive), or, if they are fewer than a stored band has, the whole bands that
+        contain them: the variation between documents is known only by band."""
         if len(self.bands_DK) < 2 or last - first + 1 >= self.ends_K[0]:
             return first, last
         starts = np.append(0, self.ends_K[:-1])
         return int(starts[starts < first].max()) + 1, int(self.ends_K[self.ends_K >= last].min())
 
     def term(self, coefficient: float, first: int, last: int) -> Term:
-        """coefficient x mean of L over positions first..last, with the documents' influence on the bands that it lies in."""
+        """Return coefficient x mean of L over positions first..last, with the documents' influence in the bands it overlaps."""
         seeds = self.losses_SN[:, first - 1 : last].mean(axis=1)
         if len(self.bands_DK) < 2:
             return Term(self, coefficient, seeds, np.empty(0))
@@ -70,8 +70,8 @@ class LossCurve(Measured):
         return Term(self, coefficient, seeds, influence, self.sources_D)
 
     def seed_noise(self, stretches: list[tuple[float, int, int]]) -> Noise | None:
-        """Return the noise between seeds of a sum of coefficient x mean of L over first..last, read from what was repeated at
-        the same places relative to the training context."""
+        """Return the noise between seeds of a sum of coefficient x mean of L over first..last, estimated on repeated series at
+        the same positions relative to their training context."""
 
         def functional(other: Repeated) -> np.ndarray | None:
             losses_SN, share = _losses_SN(other), other.train_len / self.train_len
@@ -90,8 +90,8 @@ def _losses_SN(repeated: Repeated) -> np.ndarray:
 
 
 def compare(*stretches: tuple[float, LossCurve, int, int]) -> Estimate:
-    """Sum of coefficient x mean loss over positions first..last: (coefficient, curve, first, last) each; over
-    `whole` bands where a stretch is shorter than one."""
+    """Return the sum of coefficient x mean loss over positions first..last, for every (coefficient, curve, first, last).
+    Stretches shorter than a band are widened (`LossCurve.whole`)."""
     terms: list[Term] = []
     of_curve: dict[LossCurve, list[tuple[float, int, int]]] = defaultdict(list)
     for coefficient, curve, *ends in stretches:
@@ -108,13 +108,13 @@ def difference(one: LossCurve, other: LossCurve, first: int = 1, last: int | Non
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
 def loss_curves(study: Study) -> tuple[LossCurve, ...]:
-    """Return the curves of an artefact, one per series, in the order of its lines. ValueError: positions missing, or seeds that
-    were evaluated differently."""
+    """Return the curves of an artefact, one per series, in the order of its lines. ValueError if positions are missing, or
+    seeds were evaluated differently."""
     return tuple(_curve(study, group) for group in study.by_series(KIND))
 
 
 def stored_curves(study: Study) -> tuple[LossCurve, ...]:
-    """Return `loss_curves`. ValueError where there are none."""
+    """Return `loss_curves`. ValueError if there are none."""
     curves = loss_curves(study)
     if not curves:
         raise study.nothing("per-token losses")
@@ -138,7 +138,7 @@ def _curve(study: Study, group: list[Evaluation]) -> LossCurve:
 
 
 def _split(rows: pd.DataFrame, label: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """L(i), the documents' bands (D, K), the bands' ends (K,) and the number of documents of one evaluation."""
+    """Return L(i), the documents' bands (D, K), the bands' ends (K,) and the number of documents of one evaluation."""
     whole = rows[rows["document"] < 0].sort_values("position")
     positions = whole["position"].to_numpy()
     if not len(positions) or (positions != np.arange(1, len(positions) + 1)).any():
@@ -162,14 +162,15 @@ def by_model(study: Study) -> dict[str, LossCurve]:
 
 
 def in_order(study: Study) -> dict[str, LossCurve]:
-    """Return `by_model`, in the paper's order. ValueError where there are none."""
+    """Return `by_model`, in the paper's order. ValueError if there are none."""
     stored_curves(study)
     found = by_model(study)
     return {model: found[model] for model in ordered(found)}
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving average over `window` (odd) positions, truncated at both ends (section 4); NaN where one is not finite."""
+    """Centred moving average over `window` (odd) positions, truncated at both ends (section 4); NaN if it has a value that is
+    not finite."""
     if window < 1 or window % 2 == 0:
         raise ValueError(f"window {window} must be odd and positive")
     finite = np.isfinite(values)
@@ -192,21 +193,21 @@ def perplexity(losses: np.ndarray) -> np.ndarray:
 
 
 def smoothing_window(train_len: int, of_paper: int = 101) -> int:
-    """The paper's window (101 tokens; 1001 in Figure 7), and in proportion, rounded up to odd, where the training context is
-    shorter than eight times as long (101) or than the paper's 16,384 tokens (1001)."""
+    """Return the paper's window (101 tokens; 1001 in Figure 7), or less for a short training context: an eighth of it (101), or
+    in proportion to the paper's 16,384 tokens (1001), rounded up to an odd number."""
     share = train_len // 8 if of_paper == 101 else train_len * of_paper // 16_384
     return min(of_paper, share | 1)
 
 
 def first_plotted(train_len: int) -> int:
-    """First position drawn: 128 as in the paper; a sixteenth of the training context below 2,048 tokens."""
+    """Return the first drawn position: 128 as in the paper, or a sixteenth of a training context below 2,048 tokens."""
     return max(1, min(128, train_len // 16))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ContextLosses(Measured):
-    """Losses (nats per token) of one model. `losses_SDPC`: NaN where a context does not fit in front of a place. `contexts_C`:
-    ascending. `targets`: tokens whose loss is taken."""
+    """Losses (nats per token) of one model. `losses_SDPC`: NaN if a context does not fit before a place. `contexts_C`:
+    ascending. `targets`: number of tokens whose loss is averaged."""
 
     targets: int
     losses_SDPC: np.ndarray
@@ -214,16 +215,16 @@ class ContextLosses(Measured):
 
     @property
     def inside(self) -> list[int]:
-        """Contexts that lie within the training context together with the targets."""
+        """Contexts that, together with the targets, fit into the training context."""
         return [int(context) for context in self.contexts_C if context + self.targets <= self.train_len]
 
     @property
     def everywhere(self) -> int:
-        """The longest context that fits in front of every place; 0 where none does."""
+        """Longest context that fits before every place; 0 if none does."""
         return max((int(context) for context in self.contexts_C if self.fits_P(context).all()), default=0)
 
     def fits_P(self, context: int) -> np.ndarray:
-        """Say of every place whether a context fits in front of it."""
+        """Return for every place whether a context fits before it."""
         return np.isfinite(self.at(context)).all(axis=(0, 1))
 
     def at(self, context: int) -> np.ndarray:
@@ -231,8 +232,8 @@ class ContextLosses(Measured):
         return self.losses_SDPC[..., int(np.flatnonzero(self.contexts_C == context)[0])]
 
     def seed_noise(self, *sums: list[tuple[float, int]]) -> Noise | None:
-        """Return the noise between seeds of all sums of coefficient x mean loss given a context, read from what was repeated at
-        the same contexts relative to the training context."""
+        """Return the noise between seeds of the total of sums of coefficient x mean loss given a context, estimated on repeated
+        series at the same contexts relative to their training context."""
 
         def functional(other: Repeated) -> np.ndarray | None:
             tables, taken = _tables(other), []
@@ -258,16 +259,16 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 Given = tuple[float, ContextLosses, int]
-"""A coefficient, and what losses it takes, given which context."""
+"""(coefficient, losses, context): coefficient x mean of the losses given this context."""
 
 
 def compare_contexts(*parts: Given) -> Estimate:
-    """Sum of coefficient x mean loss given a context, over the targets that all of these contexts fit in front of."""
+    """Return the sum of coefficient x mean loss given a context, over the places before which all of these contexts fit."""
     return sum_contexts(parts)
 
 
 def sum_contexts(*sums: Sequence[Given]) -> Estimate:
-    """Sum of what `compare_contexts` takes, each over the targets of its own contexts."""
+    """Return the total of several sums as in `compare_contexts`, each over the places before which its own contexts fit."""
     terms: list[Term] = []
     asked: dict[ContextLosses, list[list[tuple[float, int]]]] = defaultdict(list)
     for parts in sums:
@@ -284,13 +285,13 @@ def sum_contexts(*sums: Sequence[Given]) -> Estimate:
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
 def context_losses(study: Study) -> dict[str, ContextLosses]:
-    """Return the losses of an artefact that has one series per model, by model in the paper's order. ValueError: nothing is
-    stored, or models or seeds were evaluated on other targets or contexts."""
+    """Return the losses of an artefact that has one series per model, by model in the paper's order. ValueError if nothing is
+    stored, or models or seeds were evaluated on different targets or contexts."""
     groups = sorted(study.by_series("context_use", "losses by context"), key=lambda group: rank(group[0][0].model))
     tables = [[_table(rows) for _, rows, _ in group] for group in groups]
     first = tables[0][0]
     if not all(own.index.equals(first.index) and own.columns.equals(first.columns) for each in tables for own in each):
-        raise ValueError(f"{study.stem}: models or seeds were evaluated on other targets or contexts; evaluate all alike")
+        raise ValueError(f"{study.stem}: models or seeds were evaluated on different targets or contexts; evaluate all alike")
     documents, places = (len(level) for level in first.index.levels)  # type: ignore[attr-defined]
     return {
         line.model: ContextLosses(

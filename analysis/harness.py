@@ -1,7 +1,7 @@
 """Scores of the LM evaluation harness: as a table in the paper's columns, and as differences between models.
 
-Noise: standard errors over a task's examples, and the spread over seeds; of one seed a claim cannot be decided. The harness
-gives no error for word perplexity; then half of 0.3 is taken, what repeated trainings in print differ by."""
+Noise: standard errors over a task's examples, and the spread over seeds; with one seed a claim cannot be decided. The harness
+gives no error for word perplexity; it is taken to be half of 0.3, the difference between repeated trainings in print."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -53,14 +53,13 @@ WORD_PERPLEXITY_ERROR = 0.15
 
 
 def made_locally(study: Study) -> bool:
-    """Say whether tasks, of the harness or of LongBench, were stand-ins made from the held-out text, not the public ones."""
+    """Return whether tasks of the harness or of LongBench were stand-ins made from the held-out text, not the public ones."""
     specs = [meta["spec"] for kind in (KIND, "longbench") for meta in study.metas(kind)]
     return any(str(spec.get("include") or spec.get("dataset")).startswith("local") for spec in specs)
 
 
 def _columns(rows: pd.DataFrame) -> dict[tuple[str, str], Column]:
-    """Columns by (task, metric): those of the paper, then of other tasks acc_norm where there is one, else acc, and
-    perplexities."""
+    """Return columns by (task, metric): the paper's, then for other tasks perplexities, and acc_norm or, without that, acc."""
     found = set(zip(rows["task"], rows["metric"], strict=True))
     columns = {}
     for key, (task, metric, name) in KNOWN.items():
@@ -76,8 +75,8 @@ def _columns(rows: pd.DataFrame) -> dict[tuple[str, str], Column]:
 
 
 def scores(rows: pd.DataFrame, by: str = "label") -> dict[str, dict[str, np.ndarray]]:
-    """Values by label and column, one per seed, with avg_acc over the ten accuracies (the six of Table 7) where these are
-    there. Tasks that the paper does not have get a column TASK_METRIC."""
+    """Return values by label and column, one per seed, with avg_acc if the stored accuracies are the paper's ten (or the six of
+    Table 7). Tasks that the paper does not have get a column TASK_METRIC."""
     table: dict[str, dict[str, np.ndarray]] = {}
     columns: dict[Any, Column] = _columns(rows)
     for label, own in rows.groupby(by, sort=False):
@@ -91,12 +90,12 @@ def scores(rows: pd.DataFrame, by: str = "label") -> dict[str, dict[str, np.ndar
 
 
 def unranked(columns: list[Column]) -> list[Column]:
-    """Return the columns of stand-ins, which are few and easy, so that the best of a column is mostly chance."""
+    """Return columns that mark no best value: stand-ins are few and easy, so that the best would be mostly chance."""
     return [replace(column, better="") for column in columns]
 
 
 def content(study: Study) -> tuple[list[Column], dict[str, list[Cell]], str]:
-    """Columns, a value per seed for each label and column, and the note of a table of the harness's tasks."""
+    """Return columns, values per seed by label and column, and the note of a table of the harness's tasks."""
     rows = study.stored(KIND, WHAT)
     ours = scores(rows)
     present = {column for line in ours.values() for column in line}
@@ -157,7 +156,7 @@ def column_title(column: str) -> str:
 
 
 def ahead_on(study: Study, leads: Sequence[tuple[str, str, str]], columns: Collection[str] = COLUMNS) -> Verdict:
-    """The first model of every lead is ahead of the second on its column."""
+    """Return the verdict on "the first model of every lead is ahead of the second on its column"."""
     if made_locally(study):
         return not_applicable(STAND_INS)
     lines = lines_of(study, columns)

@@ -20,7 +20,7 @@ class LineStyle:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Colour, label and dashes, as matplotlib draws a line by them."""
+        """Colour, label and dashes as keyword arguments of a matplotlib line."""
         return {"color": self.colour, "label": self.label, "dashes": self.dashes or (None, None)}
 
 
@@ -59,7 +59,7 @@ PAIRS = (("fox_pro", "transformer_pro"), ("fox_llama", "transformer_llama"))
 FAMILIES = (("fox_pro", "fox_llama"), ("transformer_pro", "transformer_llama"))
 """Pro and LLaMA of the same attention."""
 
-# From dark to light, for the members of one family: seen apart in grey, too.
+# From dark to light, for the members of one family; distinguishable in grey, too.
 FOX_SHADES = ("#7F2704", "#D55E00", "#FDAE6B", "#FDD0A2")
 TRANSFORMER_SHADES = ("#08306B", "#0072B2", "#6BAED6", "#C6DBEF")
 SHADES = ("#440154", "#31688E", "#35B779", "#B5A500", "#8C510A", "#E7298A")
@@ -67,13 +67,13 @@ SHADES = ("#440154", "#31688E", "#35B779", "#B5A500", "#8C510A", "#E7298A")
 
 
 def style_of(model: str, label: str | None = None) -> LineStyle:
-    """Style of a model, under another label if given; a model the suite does not know is called by its key, in grey."""
+    """Return a model's style, with another label if given; a model that the suite does not know is grey, named by its key."""
     style = MODELS.get(model, LineStyle(model, "#8A8A8A", DOTTED, "."))
     return style if label is None or label == model else replace(style, label=label)
 
 
 def title(label: str) -> str:
-    """A label as it is printed: a model's key becomes its name, everything else stays."""
+    """Return a label as it is printed: a model's key becomes its name, other labels are unchanged."""
     return MODELS[label].label if label in MODELS else label
 
 
@@ -94,6 +94,6 @@ def missing_of(models: Iterable[str], there: Collection[str]) -> list[str]:
 
 
 def pairs_in(there: Collection[str], pairs: Sequence[tuple[str, str]] = PAIRS) -> tuple[list[tuple[str, str]], list[str]]:
-    """The pairs whose models are both there, and in words those that are not."""
+    """Return the pairs whose models are both there, and the names of the other pairs."""
     found = [pair for pair in pairs if set(pair) <= set(there)]
     return found, [f"{title(one)} with {title(other)}" for one, other in pairs if (one, other) not in found]

@@ -1,8 +1,8 @@
-"""Needle rows as figures and claims use them: the paper's score and, where no model scores, the choice of one word of ten, or
-recall in nats.
+"""Needle rows as figures and claims use them: the paper's score or, if no model scores above guessing, the choice of one word
+of ten, or recall in nats.
 
-The choice is right in 10% of the cases by guessing. Recall of a needle is the log-probability of its answer with the needle in
-the text minus that without it: 0 where the text is of no use, and above 0 long before a model can say the answer."""
+Guessing makes the right choice in 10% of the cases. Recall of a needle is the log-probability of its answer with the needle in
+the text minus that without it: 0 if the needle does not help, and above 0 long before a model can generate the answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ COLUMNS = {SCORE: "score", CHOICE: "right", RECALL: "recall_nats"}
 MODES = ("easy", "standard", "passkey")
 FLOOR = 2.0
 PERCENT_PER_POINT = 10.0
-"""From 1 to 10 points, or from guessing to all right."""
+"""Percent of right choices that correspond to one point of the score: 10% (guessing) to 100% are 1 to 10 points."""
 CELL = ["mode", "length", "depth"]
 
 
 @dataclass(frozen=True, eq=False)
 class Needles:
-    """`rows`: label, model, seed, run_id, mode, length, depth, sample, value. `kind`: the evaluation that they are of.
-    `noises`: by run_id, the noise between seeds of what a functional takes."""
+    """`rows`: label, model, seed, run_id, mode, length, depth, sample, value. `kind`: their kind of evaluation. `noises`: by
+    run_id, the noise between seeds of a functional."""
 
     rows: pd.DataFrame
     kind: str
@@ -40,7 +40,7 @@ class Needles:
 
     @property
     def measure(self) -> str:
-        """Words for the values, and for why they are not the paper's."""
+        """Description of the values, and why they are not the paper's."""
         floor = "no model's score from 1 to 10 leaves the floor"
         return {
             SCORE: "score from 1 to 10",
@@ -55,21 +55,21 @@ class Needles:
 
     @property
     def unit_apart(self) -> str:
-        """Unit of a difference of two values: that of percents is no percent of either."""
+        """Unit of a difference of two values: percentage points for percents."""
         return "percentage points" if self.kind == CHOICE else self.unit
 
     @property
     def per_point(self) -> float:
-        """As much as a point of the score, in the unit of the values."""
+        """Equivalent of one point of the score, in the unit of the values."""
         return PERCENT_PER_POINT if self.kind == CHOICE else 1.0
 
     @property
     def at_floor(self) -> bool:
-        """True where every model's mean is near the lowest value, that of guessing."""
+        """True if every model's mean is near the lowest value, that of guessing."""
         return all(self.guessed(rows) for _, rows in self.rows.groupby(["label", "mode"]))
 
     def guessed(self, rows: pd.DataFrame) -> bool:
-        """True where the mean is near the lowest value, that of guessing. Recall has no floor."""
+        """Return whether the mean is near the lowest value, that of guessing. Recall has no floor."""
         return self.kind != RECALL and not rows["value"].mean() >= FLOOR * self.per_point
 
     @property
@@ -85,7 +85,7 @@ class Needles:
         return sorted(models, key=lambda label: rank(models[label]))
 
     def of(self, *, label: str | None = None, model: str | None = None, mode: str, low: float = 0, high: float = np.inf):
-        """Needles of a label or model and mode at lengths low..high."""
+        """Return the needles of a label or model and mode at lengths low..high."""
         rows = self.rows[(self.rows["mode"] == mode) & self.rows["length"].between(low, high)]
         return rows[rows["label"] == label] if label is not None else rows[rows["model"] == model]
 
@@ -94,7 +94,7 @@ class Needles:
         return share(mean, len(rows)) if self.kind == CHOICE else mean
 
     def difference(self, one: pd.DataFrame, other: pd.DataFrame) -> Estimate:
-        """Mean of `one` minus mean of `other`, needle by needle."""
+        """Return the mean of `one` minus the mean of `other`, paired by needle."""
         noises = {_name(rows): self._seed_noise(rows) for rows in (one, other)}
         lead = contrast([_term(1.0, one), _term(-1.0, other)], noises)
         return apart(lead, len(one)) if self.kind == CHOICE else lead
@@ -112,8 +112,8 @@ class Needles:
 
     @property
     def colours(self) -> ColourScale:
-        """Red to green from 1 to 10 or 10% to 100%; recall from white at 0 to the largest mean of a cell, rounded up so that
-        figures share their limits, and below 0 only where cells are."""
+        """Red to green from 1 to 10 or 10% to 100%; for recall, from white at 0 to the largest mean of a cell, rounded up so
+        that figures share their limits, and extended below 0 only if cells lie there."""
         if self.kind != RECALL:
             return ColourScale("RdYlGn", self.per_point, 10.0 * self.per_point, "score" if self.kind == SCORE else "right (%)")
         cells = self.rows.groupby(["label", *CELL])["value"].mean()
@@ -148,8 +148,8 @@ def _name(rows: pd.DataFrame) -> tuple[str, str]:
 
 
 def _term(coefficient: float, rows: pd.DataFrame) -> Term:
-    """Mean over the cells of a grid, of one model's rows. What varies inside the cells is the noise of the needles, summed by
-    sample, which hides one sentence in all cells. With one needle per cell it is what varies between cells."""
+    """Return the mean over the cells of a grid of one model's rows. Its noise is the variation inside the cells, summed by
+    sample, which has one haystack and sentence in all cells; with one needle per cell, it is the variation between cells."""
     per_seed = [own for _, own in rows.groupby("run_id", sort=False)]
     values_SD = np.stack([own["value"].to_numpy() for own in per_seed])
     cells = per_seed[0].groupby(["length", "depth"]).ngroup().to_numpy()
@@ -164,13 +164,13 @@ def _term(coefficient: float, rows: pd.DataFrame) -> Term:
 
 @lru_cache(maxsize=256)
 def _cell_means(repeated: Repeated, column: str) -> tuple[pd.Series, ...]:
-    """Means over a cell's needles by mode, length and depth, one series a seed."""
+    """Return the means over a cell's needles by mode, length and depth, one series per seed."""
     return tuple(rows.groupby(CELL)[column].mean() for rows in repeated.rows)
 
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
 def measures(study: Study) -> dict[str, Needles]:
-    """Return what is stored of an artefact's needles, by kind of evaluation. ValueError if nothing is."""
+    """Return an artefact's stored needles by kind of evaluation. ValueError if there are none."""
     found = {}
     for kind, column in COLUMNS.items():
         rows = study.rows(kind)
@@ -184,8 +184,8 @@ def measures(study: Study) -> dict[str, Needles]:
 
 
 def needles(study: Study) -> Needles:
-    """Return what is judged: the first of score, choice and recall in which some model leaves the floor, or else what is there.
-    ValueError if nothing is stored."""
+    """Return the needles to judge by: the first of score, choice and recall in which some model leaves the floor, or else the
+    first that is stored. ValueError if none are."""
     found = measures(study)
     return next((each for each in found.values() if not each.at_floor), next(iter(found.values())))
 

@@ -38,7 +38,7 @@ class Drawn:
 
     @property
     def band(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Smallest and largest of two to four seeds, mean -/+ standard deviation of more; none of one."""
+        """Minimum and maximum of two to four seeds, mean -/+ standard deviation of more; None for one seed."""
         if len(self.values_SX) < 2:
             return None
         if len(self.values_SX) <= FEW_SEEDS:
@@ -47,12 +47,12 @@ class Drawn:
         return self.mean - deviation, self.mean + deviation
 
     def frame(self, **labels: str) -> pd.DataFrame:
-        """Tabulate a smoothed loss as it is drawn, behind columns of labels."""
+        """Return the smoothed loss as it is drawn, as a table that begins with columns of labels."""
         return pd.DataFrame({**labels, "position": self.x, "loss_smoothed": self.mean})
 
 
 def band_note(seeds: Iterable[int]) -> str:
-    """Say what the line and its band are, for the note above a figure."""
+    """Describe the line and its band for the note above a figure."""
     counts = set(seeds)
     if counts == {1}:
         return "one seed"
@@ -62,8 +62,8 @@ def band_note(seeds: Iterable[int]) -> str:
 
 
 def smoothed(curve: LossCurve, style: LineStyle, window: int, length: int | None = None) -> Drawn:
-    """L(i) smoothed over `window` tokens, up to `length` (None: all of it): at most about 2,048 even positions (1-based)
-    and the last one, a few in each window."""
+    """Return L(i) smoothed over `window` tokens, up to `length` (None: all of it), at up to about 2,048 evenly spaced positions
+    (1-based), a few per window, and at the last one."""
     length = curve.length if length is None else length
     stride = max(1, window // 8, math.ceil(length / MAX_POINTS))
     positions = np.arange(min(first_plotted(curve.train_len), length), length + 1, stride)
@@ -72,7 +72,7 @@ def smoothed(curve: LossCurve, style: LineStyle, window: int, length: int | None
 
 
 def binned(curve: LossCurve, style: LineStyle, first: float, last: int) -> Drawn:
-    """L(i) from `first` to `last` as means over stretches of equal length on a logarithmic axis, four in a doubling."""
+    """Return the means of L(i) from `first` to `last` over bins of equal width on a logarithmic axis, four per doubling."""
     edges = np.geomspace(first, last, round(BINS_PER_DOUBLING * np.log2(last / first)) + 1)
     edges = np.unique(edges.round().astype(np.int64))
     sums = np.add.reduceat(curve.losses_SN[:, : edges[-1]], edges[:-1].tolist(), axis=1)
@@ -80,9 +80,9 @@ def binned(curve: LossCurve, style: LineStyle, first: float, last: int) -> Drawn
 
 
 def without_text(lines: Sequence[Drawn], train_len: int) -> tuple[list[Drawn], np.ndarray, list[str]]:
-    """Take out how hard the text itself is: the mean of the models at each position. Returns the lines without it, that mean,
-    and the labels of models that are not in it because they leave the frame of the losses, as one that breaks down beyond the
-    training context does."""
+    """Remove the difficulty of the text: subtract the models' mean at each position. Return the new lines, that mean, and the
+    labels of the models left out of the mean because they leave the frame of the losses, as when a model breaks down beyond the
+    training context."""
     highest = core_limits(lines, train_len)[1]
     calm = [line for line in lines if (line.mean[line.x >= train_len / 8] <= highest).all()] or lines
     text_X = np.mean([line.mean for line in calm], axis=0)
@@ -91,13 +91,13 @@ def without_text(lines: Sequence[Drawn], train_len: int) -> tuple[list[Drawn], n
 
 
 def without_note(wild: Collection[str]) -> str:
-    """Say which models `without_text` left out of the mean, for the note above a figure."""
+    """Name the models that `without_text` left out of the mean, for the note above a figure."""
     named = "".join(wild) if len(wild) == 1 else f"{len(wild)} that leave the frame"
     return f"mean without {named}" if wild else ""
 
 
 def draw_lines(axes: Axes, lines: Sequence[Drawn]) -> None:
-    """The first line on top, bands below all of them. The dashes of a legend's entry are those of its line."""
+    """Draw lines with their bands: the first line on top, bands below all lines. Legend entries have their line's dashes."""
     for place, line in enumerate(lines):
         axes.plot(line.x, line.mean, **line.style.line, zorder=3 - place / 100)
         if (band := line.band) is not None:
@@ -105,14 +105,14 @@ def draw_lines(axes: Axes, lines: Sequence[Drawn]) -> None:
 
 
 def position_axis(axes: Axes, train_len: int, longest: int, *, pieces: int = 8, **labels: Any) -> None:
-    """x are positions up to `longest`, with the training length marked; `labels` as for Axes.set."""
+    """Make x the positions up to `longest` and mark the training length; `labels`: arguments of Axes.set."""
     training_length_line(axes, train_len)
     token_ticks(axes, longest, pieces)
     axes.set(xlim=(0, longest), **labels)
 
 
 def doublings_axis(axes: Axes, ticks: Iterable[int], words: Callable[[int], str] = tokens, **text: Any) -> None:
-    """Make x logarithmic, with these ticks and no others; `text`: how their labels look."""
+    """Make x logarithmic, with these ticks and no others; `text`: text properties of their labels."""
     ticks = list(ticks)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [words(tick) for tick in ticks], **text)
@@ -120,8 +120,9 @@ def doublings_axis(axes: Axes, ticks: Iterable[int], words: Callable[[int], str]
 
 
 def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:
-    """y-range set by the last 7/8 of the training context and by what is lower elsewhere. What happens before (the first tokens
-    are hard) and beyond (a curve may explode) may leave the range, as in the paper."""
+    """Return a y-range whose top is set by the last 7/8 of the training context and whose bottom is set by the lowest value
+    anywhere. Before that (the first tokens are hard) and beyond (a curve may explode), curves may leave it at the top, as in
+    the paper."""
     drawn = [(line.x, values) for line in lines for values in (line.mean, *(line.band or ()))]
     core = [values[(x >= train_len / 8) & (x <= train_len)] for x, values in drawn]
     every = [values for _, values in drawn]
@@ -134,14 +135,14 @@ def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:
 
 
 def cut_note(lines: Sequence[Drawn], limits: tuple[float, float]) -> str:
-    """Say if a curve leaves the range above, for the note above a figure."""
+    """Return words for the note above a figure if a curve leaves the range at the top, else ""."""
     return "cut curves go on" if any((~(line.mean <= limits[1])).any() for line in lines) else ""
 
 
 def position_panel(
     axes: Axes, lines: Sequence[Drawn], train_len: int, limits: tuple[float, float] | None = None, **how: Any
 ) -> str:
-    """Draw lines along positions, within `limits` (None: their core). Returns the note on what is cut. `how`: see
+    """Draw lines along positions, within `limits` (None: `core_limits`). Return the note on cut curves. `how`: see
     `position_axis`."""
     limits = limits or core_limits(lines, train_len)
     draw_lines(axes, lines)
@@ -150,7 +151,7 @@ def position_panel(
 
 
 def legend_of(figure: Figure, styles: Sequence[LineStyle], columns: int = 4, markers: bool = False) -> None:
-    """One legend below all panels; `markers`: of lines that are drawn with them."""
+    """Draw one legend below all panels; `markers`: whether its lines have their markers."""
     handles = [Line2D([], [], **style.line, marker=style.marker if markers else None, markersize=4) for style in styles]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
 
@@ -166,7 +167,7 @@ class ColourScale:
 
 
 def needle_panel(axes: Axes, cells: pd.DataFrame, scale: ColourScale, train_len: int) -> None:
-    """Mean of `value` by depth (downwards) and length; every cell has the same size, whatever the spacing of the lengths."""
+    """Draw the mean of `value` by depth (downwards) and length, in cells of equal size, whatever the spacing of the lengths."""
     axes.grid(False)
     axes.set_facecolor(NO_CELL)
     if cells.empty:
@@ -179,7 +180,7 @@ def needle_panel(axes: Axes, cells: pd.DataFrame, scale: ColourScale, train_len:
     axes.pcolormesh(mesh, cmap=scale.colours, vmin=scale.low, vmax=scale.high, edgecolors="white", linewidth=0.3)
     axes.set_ylim(len(depths), 0)
     labels = _length_labels(lengths)
-    shown = _every(len(lengths), min(6, 26 // max(map(len, labels))))  # as many as stand side by side
+    shown = _every(len(lengths), min(6, 26 // max(map(len, labels))))  # as many as fit side by side
     axes.set_xticks(shown + 0.5, [labels[at] for at in shown], fontsize=6.5)
     shown = _every(len(depths), 6)
     axes.set_yticks(shown + 0.5, [f"{depths[at]:g}%" for at in shown], fontsize=6.5)
@@ -206,7 +207,8 @@ def _every(count: int, most: int) -> np.ndarray:
 
 
 def _length_labels(lengths: np.ndarray) -> list[str]:
-    """Print lengths as in the paper, in thousands ("7.2k"); whole on short grids, in 1,024 tokens where all are multiples."""
+    """Print lengths in units of 1,024 tokens if all are multiples of 256 (and the last is 1,024 or more), else in thousands as
+    in the paper ("7.2k"), or in full if all are below 8,000."""
     if lengths[-1] >= 1_024 and not (lengths % 256).any():
         return [tokens(length) for length in lengths]
     return [f"{length / 1000:.3g}k" if lengths[-1] >= 8_000 else f"{length:g}" for length in lengths]

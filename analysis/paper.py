@@ -25,10 +25,10 @@ Scores = dict[str, dict[str, float]]  # model's key (of ablations the label) -> 
 
 @cache
 def read(name: str) -> Scores:
-    """A file of paper_data/: by its first column, then by the others."""
+    """Read a file of paper_data/ as {value of its first column: {other column: value}}."""
     return pd.read_csv(FOLDER / name, index_col=0).astype(float).to_dict("index")  # type: ignore[return-value]
 
 
 def paper_scores(artefact: str, scale: str) -> Scores:
-    """The paper's values for an artefact at a scale; empty where it prints none."""
+    """Return the paper's values for an artefact at a scale; empty if it prints none."""
     return read(FILES[artefact, scale]) if (artefact, scale) in FILES else {}

@@ -1,11 +1,11 @@
-"""Prediction of one more seed: the band in which a number of another training lies, by what seeds are known to make of it.
+"""Prediction of one more seed: the interval in which a number of another training lies, from the known noise between seeds.
 
-Of k stored trainings with mean m and a variance v between seeds with `df` degrees of freedom, one more training lies in
+Given k stored trainings with mean m and a variance v between seeds with `df` degrees of freedom, one more training lies in
 
     m +- t(df) sqrt(v (1 + 1 / k))
 
-in 95% of cases. v is that of the rule of verdicts: a series' own from three seeds on, else pooled (analysis/seeds.py). The
-documents, needles and so on are the same ones, so that they add no noise."""
+in 95% of cases. v is the variance that verdicts use: a series' own from three seeds on, else pooled (analysis/seeds.py).
+Documents, needles and so on are the same in all trainings and add no noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ LOSSES = ("per_token_loss", "training_curve")
 
 
 def numbers(kind: str, rows: pd.DataFrame, train_len: int) -> dict[str, float]:
-    """Return the numbers by which rows of an evaluation are compared; none of kinds that measure no trained quality."""
+    """Return the numbers by which rows of an evaluation are compared; none for kinds that do not measure trained quality."""
     if kind == "per_token_loss":
         document, position, width, loss = (rows[name].to_numpy() for name in ("document", "position", "width", "loss"))
         mean, inside = document < 0, position <= train_len
@@ -42,7 +42,7 @@ def numbers(kind: str, rows: pd.DataFrame, train_len: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Predicted:
-    """`stored`: a number of each stored training of a series; `noise` between seeds, None where nothing is known of it."""
+    """`stored`: a number of each stored training of a series; `noise`: between seeds, None if it is not known."""
 
     stored: tuple[float, ...]
     noise: Noise | None
@@ -57,21 +57,23 @@ class Predicted:
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """Ends of the 95% prediction interval of one more training; None where seeds' noise is not known."""
+        """Ends of the 95% prediction interval of one more training; None if seeds' noise is not known."""
         if self.noise is None:
             return None
         half = quantile(self.noise.df, (1 + LEVEL) / 2) * self._error
         return self.mean - half, self.mean + half
 
     def p(self, value: float) -> float:
-        """Return how often one more training lies as far from the mean as `value`. 0 of what is no number, 1 without a band."""
+        """Return the probability that one more training lies as far from the mean as `value` or farther; 0 for a value that is
+        not finite, 1 without a band."""
         if not np.isfinite(value):
             return 0.0
         return 1.0 if self.noise is None else 2 * below(self.noise.df, -abs(value - self.mean) / self._error)
 
 
 def predict(name: str, kind: str, stored: tuple[float, ...], repeats: Sequence[Repeated], scale: str, family: str) -> Predicted:
-    """Predict the number `name` of one more training. A spread of 0 (scores at their floor, say) tells nothing of the noise."""
+    """Predict the number `name` of one more training. A spread of 0 (e.g. scores at their floor) is not used as an
+    estimate of the noise."""
 
     def functional(other: Repeated) -> np.ndarray:
         return np.array([numbers(kind, rows, other.train_len).get(name, np.nan) for rows in other.rows])

@@ -1,4 +1,4 @@
-"""Rows on pruning as figures and claims use them. A line has a rule of pruning and a training context.
+"""Evaluations of pruning as figures and claims use them. A line has a pruning rule and a training context.
 
 Suffixes: D documents, H heads of all layers, M query tiles."""
 
@@ -17,9 +17,10 @@ KIND = "pruning"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Skipped(Measured):
-    """Evaluations of one series, a mean over seeds but for `share_SD`, the share of causal tiles that is skipped. `by_head`:
-    by layer and head this share (tiles_pruned), keys_read, and the most that is dropped of a query in any document;
-    `first`: (layer, head) -> first key tile that each query tile of document 0 computes (M,)."""
+    """Evaluations of one series. `share_SD`: skipped share of the causal tiles. `by_head`: by layer and head this share
+    (tiles_pruned) and keys_read, means over seeds and documents, and the largest probability lost by a query (dropped).
+    `losses` and `first` are the first seed's; `first`: (layer, head) -> first key tile that each query tile of document 0
+    computes (M,)."""
 
     context: int
     tile: int
@@ -34,7 +35,7 @@ class Skipped(Measured):
         return self.by_head["tiles_pruned"].to_numpy()
 
     def term(self, coefficient: float) -> Term:
-        """The mean share over heads; what varies is the documents, and the seeds where there are several."""
+        """Return the mean share over heads, whose noise is that of documents and, if there are several, of seeds."""
         return Term.of(self, coefficient, self.share_SD, self.sources_D)
 
     @property
@@ -44,7 +45,7 @@ class Skipped(Measured):
 
 @lru_cache(maxsize=64)  # more than a scale has artefacts: `render` draws all, then reports on all
 def skipped(study: Study, rule: str | None = None) -> tuple[Skipped, ...]:
-    """Return evaluations by training context, each at its own; `rule`: of the pruning, None for the models' own. ValueError if
+    """Return the evaluations in the order of their contexts; `rule`: pruning rule, None for the models' own. ValueError if
     nothing is stored."""
     found = [_skipped(study, group) for group in study.by_series(KIND, "evaluations of pruning", rule=rule)]
     return tuple(sorted(found, key=lambda each: each.context))
@@ -77,7 +78,7 @@ def _by_head(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def tile_note(found: tuple[Skipped, ...]) -> str:
-    """Say for notes in which tiles it was counted: the kernels' own, or smaller ones in short contexts."""
+    """Describe the tiles that were counted, for notes: the kernels' own, or smaller ones in short contexts."""
     sizes = sorted({each.tile for each in found})
     own = " (the kernels' own)" if sizes == [128] else ", where the kernels' own of 128 would be too few"
     return f"counted in tiles of {', '.join(map(str, sizes))} tokens{own}"

@@ -1,8 +1,8 @@
-"""results/SCALE/report.html: its contents with all verdicts in short, every artefact of one scale and what it was made from,
-then the verdicts on the paper's claims in full.
+"""Report of one scale, results/SCALE/report.html: contents with all verdicts in brief, every artefact with its provenance,
+then the verdicts on the papers' claims in full.
 
 One file, no requests, no script: pictures are embedded and styles are inline, so it can be mailed, opened offline and printed.
-It is a function of what is stored: equal results give equal bytes. Pictures are packed anew without loss, which halves them."""
+Equal stored results give equal bytes. Pictures are compressed again without loss, which halves their size."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ from results.provenance import commit_name
 MISSED = (Status.FAILS, Status.EXCEEDS)
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 BESIDE = 4
-"""Columns of a table that findings stand beside; they stand above wider ones."""
+"""Most columns of a table that has claims beside it; they stand above wider tables."""
 SIGNS = {
     Status.HOLDS: ("holds", "\N{CHECK MARK}"),
     Status.EXCEEDS: ("holds", "\N{GREATER-THAN SIGN}"),
@@ -46,9 +46,9 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Section:
-    """One artefact of the report. `study` is None where nothing is stored, or `fault` says why it cannot be read; `looks` into
-    failing claims, of this artefact or another, by the claim's id; `missing`: declared, but not stored; `findings`: sentences,
-    with which it has a page of its own."""
+    """One artefact of the report. `study`: None if nothing is stored, or if it cannot be read, which `fault` explains. `looks`:
+    explanations of failing claims, of this artefact or another, by the claim's id. `missing`: planned but not stored.
+    `findings`: sentences drawn from the rows; a section that has some takes the full width."""
 
     stem: str
     title: str
@@ -65,14 +65,14 @@ class Section:
 
 def build(folder: Path, sections: Sequence[Section]) -> Path:
     """Write folder/report.html from the stored rows and drawn figures of results/SCALE and return its path. An artefact that
-    cannot be drawn stands in it with its fault, and none of its claims is judged. ValueError: nothing is stored, or nothing can
-    be read."""
+    cannot be drawn is shown with its fault, and none of its claims is judged. ValueError if nothing is stored, or nothing of it
+    can be read."""
     studies = [section.study for section in sections if section.study is not None]
     if not studies:
         if faults := [f"{section.stem}: {section.fault}" for section in sections if section.fault]:
-            raise ValueError(f"{folder}: no report, as nothing that is stored can be read; {faults[0]}")
+            raise ValueError(f"{folder}: no report, as none of the stored results can be read; {faults[0]}")
         raise ValueError(f"{folder}: no results to report on; run an experiment at this scale first")
-    with ThreadPoolExecutor() as pool:  # most of it packs pictures, which threads do side by side
+    with ThreadPoolExecutor() as pool:  # mostly compresses pictures, which threads do in parallel
         there = [*pool.map(lambda each: _artefact(folder, each, each.study), (each for each in sections if each.study))]
     absent = [section for section in sections if section.study is None]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -88,7 +88,7 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
     verdicts += [(each, claim, nothing) for each in absent for claim in each.claims if not each.fault]
 
     def order(judged: tuple[Section, Claim, Verdict]) -> tuple[bool, tuple[str, int, str]]:
-        _, claim, verdict = judged  # at the end those of which no rows are there
+        _, claim, verdict = judged  # claims without rows come last
         return verdict.status is Status.NOT_MEASURED and not verdict.comparisons, _place(claim)
 
     looks = _looks([claim for _, claim, verdict in verdicts if verdict.status in MISSED], sections)
@@ -138,9 +138,9 @@ def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
 
 
 def _changes(folder: Path, statuses: Mapping[str, str], studies: Iterable[Study]) -> list[dict[str, Any]]:
-    """Return all changes of verdicts after the first ones, newest first: date and commit of the newest evaluation of then, and
-    claim -> (status before, status since). What changed since the last time is added to results/SCALE/verdicts.jsonl, a line
-    {"date", "commit", "verdicts": {"C1": "holds", ...}}. ValueError for a damaged file."""
+    """Return all changes of verdicts, newest first: date and commit of the newest evaluation at that time, and claim -> (status
+    before, status after). Changes since the last report are appended to results/SCALE/verdicts.jsonl, as one line {"date",
+    "commit", "verdicts": {"C1": "holds", ...}}. ValueError for a damaged file."""
     path = folder / "verdicts.jsonl"
     text = path.read_text() if path.is_file() else ""
     try:
@@ -164,7 +164,7 @@ def _changes(folder: Path, statuses: Mapping[str, str], studies: Iterable[Study]
 
 
 def _halves(artefacts: Sequence[dict[str, Any]]) -> set[str]:
-    """Return the artefacts that stand side by side: two neighbours, each of pictures without claims or findings."""
+    """Return the artefacts that are placed side by side: pairs of neighbours with pictures and without claims or findings."""
     found: set[str] = set()
     for both in pairwise(artefacts):
         stems = [each["section"].stem for each in both]
@@ -176,7 +176,7 @@ def _halves(artefacts: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def _looks(missed: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[Section, str, list[str]]]:
-    """Return what looks into missed claims say: the section that they are from, the sentence, and the claims it is of."""
+    """Return the explanations of missed claims, in the order of the claims: (section, sentence, ids of its claims)."""
     ids = [claim.id for claim in sorted(missed, key=_place)]
     found = []
     for section in sections:
@@ -192,7 +192,7 @@ def _looks(missed: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[S
 
 
 def _pictures(folder: Path, section: Section) -> list[dict[str, Any]]:
-    """The artefact's own picture first, then those called STEM-SOMETHING; none for tables."""
+    """Return the artefact's own picture, then those called STEM-SOMETHING; none for tables."""
     own = folder / "figures" / f"{section.stem}.png"
     if not own.is_file() and not (folder / "tables" / f"{section.stem}.md").is_file():
         raise ValueError(f"{own}: not drawn yet; render {section.stem} first")
@@ -200,8 +200,8 @@ def _pictures(folder: Path, section: Section) -> list[dict[str, Any]]:
 
 
 def _picture(path: Path) -> dict[str, Any]:
-    """A picture with the note that it holds (analysis/style.py), its share of the page's width in percent (letters of one size
-    in all of them), and the values of its curves."""
+    """Return a picture with its note (analysis/style.py), its share of the page's width in percent (so that text has one size
+    in all pictures), and the values of its curves."""
     packed = BytesIO()
     with Image.open(path) as image:
         image.convert("RGB").save(packed, "WEBP", lossless=True, quality=0)
@@ -220,8 +220,7 @@ def _picture(path: Path) -> dict[str, Any]:
 
 
 def _statistic(decisive: Comparison) -> str:
-    """Print what stands behind the number that the paper gives: what was asked for, the effect as it is tested, and the
-    smallest effect that could be seen."""
+    """Print the test behind a number: the required inequality, the effect as tested, and the smallest detectable effect."""
     estimate, logs = decisive.estimate, decisive.unit in (RATIO, PERPLEXITY)
     text = f"{decisive.name}; asked for {decisive.asked}"
     if logs or decisive.shown:
@@ -232,13 +231,13 @@ def _statistic(decisive: Comparison) -> str:
 
 
 def _place(claim: Claim) -> tuple[str, int, str]:
-    """C2 before C10, C22 before C22b."""
+    """Return a sorting key: C2 before C10, C22 before C22b."""
     letter, digits, rest = re.fullmatch(r"(\D+)(\d+)(.*)", claim.id).groups()  # type: ignore[union-attr]
     return letter, int(digits), rest
 
 
 def _sizes(studies: Iterable[Study]) -> dict[str, dict[str, int]]:
-    """Parameters of the models that stand under their own name, by scale, in the paper's order."""
+    """Return the parameters of the models that are drawn under their own name, by scale, in the paper's order."""
     found: dict[str, dict[str, int]] = {}
     for study in studies:
         for line in study.lines:
@@ -249,12 +248,12 @@ def _sizes(studies: Iterable[Study]) -> dict[str, dict[str, int]]:
 
 
 def _params(run: dict[str, Any]) -> int | None:
-    """Parameters of a run (input embedding excluded), as it or its starts recorded them."""
+    """Return a run's parameters (input embedding excluded), as its record or a start of it has them."""
     return run.get("params") or next((start["params"] for start in run["starts"] if start.get("params")), None)
 
 
 def _made_from(study: Study) -> dict[str, Any]:
-    """Return what an artefact was drawn from, in short and line by line."""
+    """Return the provenance of an artefact, as a summary and line by line."""
     ids = [[f"{path.parent.name}-{path.stem.split('-')[1]}" for path in map(Path, line.files)] for line in study.lines]
     metas = study.all_metas
     return {
@@ -269,7 +268,7 @@ def _made_from(study: Study) -> dict[str, Any]:
 
 
 def _changed_trees(study: Study) -> str:
-    """Say of how many trainings and evaluations of an artefact the working tree had changes; empty of none."""
+    """Describe how many trainings and evaluations of an artefact had uncommitted changes; empty if none had."""
     trained = {line.run_id: study.runs[line.run_id]["starts"] for line in study.lines if line.is_trained}
     made = [[meta["provenance"]] for meta in study.all_metas]
     parts = []
@@ -286,7 +285,7 @@ def _distinct(texts: Iterable[str | None]) -> list[str]:
 
 
 def _runs(studies: Iterable[Study]) -> list[dict[str, Any]]:
-    """Every run once: what it is, who made it, and the artefacts that draw it."""
+    """Return every run once: its settings, its provenance, and the artefacts that draw it."""
     found: dict[str, dict[str, Any]] = {}
     for study in studies:
         for line in study.lines:
@@ -319,7 +318,7 @@ def _runs(studies: Iterable[Study]) -> list[dict[str, Any]]:
 
 
 def _spent(studies: Iterable[Study]) -> str:
-    """Tokens and hours of all trainings, by device."""
+    """Print the tokens of all trainings, and their hours by device."""
     records = {line.run_id: study.runs[line.run_id] for study in studies for line in study.lines}
     tokens, hours = 0, Counter[str]()
     for start in (start for record in records.values() for start in record["starts"]):

@@ -1,20 +1,20 @@
-"""Noise of seeds: how far trainings that differ in nothing but the seed lie apart, from every stored run of a size; and the
-sources of documents.
+"""Noise of seeds: the spread of trainings that differ only in the seed, from every stored run of a size; and the sources of
+documents.
 
-A contrast takes something from each of its models: a mean over some positions, the difference of two such means. What this
-varies by from seed to seed is estimated on all series that were trained with two or more seeds, each by the *same* functional,
-so that a difference inside one run has its own, smaller noise. A series with seeds of its own is one of them like the others;
-from three seeds on its own are all that it takes (analysis/statistics.py). The variances are pooled over the narrowest group
-that has 4 degrees of freedom or more:
+A contrast computes a functional of each of its models: a mean over some positions, or the difference of two such means. Its
+variance between seeds is estimated by the *same* functional of all series that were trained with two or more seeds, so that a
+difference inside one run has its own, smaller noise. A series with two seeds is only one of them; from three seeds on a series
+uses its own seeds alone (analysis/statistics.py). The variances are pooled over the narrowest group that has 4 or more degrees
+of freedom:
 
     the same scale and architecture; all scales of the size and the same architecture; the same scale; all scales of the size.
 
-The size is what a scale's name begins with: mini, mini-short and mini-extrapolation are of one, 360m-7.5b is of another.
-Architectures: attention with a forget gate, attention without one, recurrent. Where no run was repeated, nothing is known.
+The size is the first part of a scale's name: mini, mini-short and mini-extrapolation are of one size, 360m-7.5b is of another.
+Architectures: attention with a forget gate, attention without one, recurrent. If no run was repeated, the noise is not known.
 
-The other noise is that of documents: rows of one book are cut from it, so they are no independent draws. An evaluation records
-the source of each document that it read (extras "sources"). Of evaluations from before that, results/sources.json has them by
-corpus: {"FINGERPRINT": [source of document 0, of document 1, ...]}."""
+The other noise is that of documents: rows cut from one book are not independent samples. An evaluation records the source of
+each document that it read (extras "sources"). For older evaluations, results/sources.json has them by corpus:
+{"FINGERPRINT": [source of document 0, of document 1, ...]}."""
 
 import json
 from collections import defaultdict
@@ -53,7 +53,7 @@ GATED_KINDS = ("path_fox", "wall_attention", "fox_hybrid")
 
 
 def family_of(model: dict[str, Any]) -> str:
-    """Return the architecture of a model's spec, as seeds' noise is pooled."""
+    """Return the architecture of a model's spec, by which seeds' noise is pooled."""
     if model["kind"] in RECURRENT_KINDS:
         return "recurrent"
     gated = model["kind"] in GATED_KINDS or model.get("forget_gate", "none") != "none"
@@ -61,11 +61,11 @@ def family_of(model: dict[str, Any]) -> str:
 
 
 Functional = Callable[[Repeated], np.ndarray | None]
-"""Takes one value a seed from a series; None of a series that it cannot be taken from."""
+"""Function that returns one value per seed of a series; None for a series that lacks what it needs."""
 
 
 def noise_of(series: Sequence[Repeated], scale: str, family: str, functional: Functional) -> Noise | None:
-    """Return the noise of what `functional` takes from a series. None where no series is left."""
+    """Return the noise between seeds of `functional`, pooled as above. None if it can be computed for no series."""
 
     @cache
     def squares(each: Repeated) -> tuple[float, int] | None:
@@ -91,8 +91,8 @@ def noise_of(series: Sequence[Repeated], scale: str, family: str, functional: Fu
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measured:
-    """One series as one kind of evaluation measured it. `noise`: between seeds, of what a functional takes from it.
-    `sources_D`: the book that each document is from, None where that is not known."""
+    """One series as one kind of evaluation measured it. `noise` returns the noise between seeds of a functional. `sources_D`:
+    the book that each document is from; None if that is not known."""
 
     label: str
     axes: dict[str, Any]
@@ -104,13 +104,13 @@ class Measured:
 
 
 def size_of(scale: str) -> str:
-    """Return the size that a scale is of: what its name begins with."""
+    """Return the size of a scale: the part of its name before the first hyphen."""
     return scale.partition("-")[0]
 
 
 def repeats_for(results_dir: Path, scale: str, kind: str, without: frozenset[str] = frozenset()) -> tuple[Repeated, ...]:
-    """Return all series of a size that were trained with several seeds, as one kind of evaluation measured them; `without` rows
-    of some weights, those that are to be judged."""
+    """Return all series of a size that were trained with several seeds, as one kind of evaluation measured them. `without`:
+    digests of weights whose rows are left out, because they are to be judged."""
     folders = sorted(each for each in results_dir.iterdir() if each.is_dir() and size_of(each.name) == size_of(scale))
     return _repeats(tuple(path for each in folders for path in sorted((each / "rows" / kind).glob("*.meta.json"))), without)
 
@@ -118,14 +118,14 @@ def repeats_for(results_dir: Path, scale: str, kind: str, without: frozenset[str
 @lru_cache(maxsize=16)
 def _repeats(metas: tuple[Path, ...], without: frozenset[str]) -> tuple[Repeated, ...]:
     groups: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = defaultdict(dict)
-    for path in sorted(metas, key=lambda path: len(path.name)):  # of several trainings of a run the first, whatever was added
+    for path in sorted(metas, key=lambda path: len(path.name)):  # of several trainings of a run the first
         meta = read_sealed(path, REMEDY, META)
         record = path.parents[2] / "runs" / f"{meta['run_id']}.json"
         if record.is_file() and meta.get("weights") not in without:
             spec = read_run(record)["spec"]
             series = meta["scale"], without_seed(spec), str(meta["spec"].get("mode", "")), meta["eval_id"]
             groups[series].setdefault(spec["seed"], (path, spec))
-    # Of several ways in which a mode was evaluated, the one that most seeds share.
+    # Of several evaluations of a mode, take the one that most seeds share.
     widest: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = {}
     for (*ways, _), seeds in groups.items():
         if len(seeds) > max(1, len(widest.get(tuple(ways), ()))):
@@ -139,7 +139,7 @@ def _repeats(metas: tuple[Path, ...], without: frozenset[str]) -> tuple[Repeated
 
 
 def sources_of(results_dir: Path, meta: Meta, documents: int) -> np.ndarray | None:
-    """Return the source of each of the first documents of the corpus that an evaluation read; None where it is not known."""
+    """Return the source of each of the first `documents` documents that an evaluation read; None if it is not known."""
     sources = meta["extras"].get("sources") or _stored(results_dir / "sources.json").get(str(meta["spec"].get("corpus")), [])
     return np.array(sources[:documents]) if 0 < documents <= len(sources) else None
 

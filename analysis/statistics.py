@@ -1,23 +1,23 @@
 """Effects with their standard errors, and the rule by which claims are judged.
 
-Everything that is judged is a contrast: a sum of coefficients times means of models. Two kinds of noise enter, always:
+Everything that is judged is a contrast: a sum of coefficients times means of models. Its variance always has two parts:
 
-    var = sum over models of (variance between seeds of what is taken from the model) / (its seeds)
+    var = sum over models of (variance between seeds of the model's contribution) / (number of its seeds)
         + variance of the sum over items, paired across models, clustered by the source of the items.
 
-* Seeds: a model of three seeds or more has its own variance. Of fewer it is pooled over all repeated trainings of the size
-  (analysis/seeds.py), whose degrees of freedom count once, however many models share it. Where nothing was repeated the claim
-  cannot be decided.
-* Items: documents of one book are no independent draws. Their influences are summed by book; G books leave G - 1 degrees of
-  freedom. Needles of one sample hide one sentence at one place, whatever the length and depth, and are summed likewise. Items
-  whose source is not known (examples, sequences) are their own clusters.
-* Positions: losses are stored by bands, so what is shorter than a band is compared over the whole band (analysis/curves.py).
-* Shares: of things that are right or wrong the interval is Wilson's, which stays between none and all, and a difference of two
-  shares stays between minus all and all. Of samples that agree by chance one more is taken to be able to differ.
-* Intervals and tests take Student's t with Satterthwaite's degrees of freedom. A claim is all of its inequalities
+* Seeds: a model with three or more seeds has its own variance. With fewer, the variance is pooled over all repeated trainings
+  of the size (analysis/seeds.py), and its degrees of freedom count once, however many models share it. If nothing was
+  repeated, the claim cannot be decided.
+* Items: documents of one book are not independent samples. Their influences are summed by book; G books leave G - 1 degrees of
+  freedom. Needles of one sample share haystack and sentence (in needle_choice not its word) at every length and depth, and are
+  summed likewise. Items whose source is not known (examples, sequences) are their own clusters.
+* Positions: losses are stored by bands, so a stretch shorter than a band is compared over the whole band (analysis/curves.py).
+* Shares of right answers have Wilson's interval, which stays within 0% and 100%; a difference of two shares stays within -100%
+  and 100%. Its error is at least that of one differing item, as samples may agree by chance.
+* Intervals and tests use Student's t with Satterthwaite's degrees of freedom. A claim requires all of its inequalities
   (analysis/verdict.py); the claims of one artefact are one family (Holm): 5% for any wrong verdict among them.
 
-`python -m tests.analysis.simulate` prints how often verdicts are wrong where the truth is known, by this rule and without it.
+`python -m tests.analysis.simulate` prints how often verdicts are wrong when the truth is known, with and without this rule.
 """
 
 import math
@@ -33,15 +33,15 @@ from analysis.student import below, quantile
 LEVEL = 0.95
 POWER = 0.8
 OWN = 3
-"""Seeds from which a model's own spread is its noise. Models differ in it (at mini from 0.003 to 0.029 nats, and beyond the
-training context by more), and another's would be too wide for one and too narrow for the other."""
+"""Number of seeds from which a model's own spread is its noise. Models differ in spread (at mini from 0.003 to 0.029 nats, and
+beyond the training context by more), so that another model's would be too wide or too narrow."""
 TWENTY_TO_EIGHTY = 2 * 0.8416
 """Distance of the 20% and 80% quantiles of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Variance between seeds of what is taken from a model of one seed; `where`: the runs that it is estimated from."""
+    """Variance between seeds of a functional of one model; `where`: the runs from which it is estimated."""
 
     variance: float
     df: float
@@ -60,11 +60,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`error`: standard error with `df` degrees of freedom; None where nothing is known of the spread (printed numbers).
-    `parts`: what the error is made of. `seeds`: the fewest of any model in it, 0 of what has none. `seeds_known`: False where
-    some model has one seed and none like it was repeated, so that the error lacks the seeds' part. `where`: the runs that
-    seeds' noise is estimated from. `whole`: what all would be (1 or 100), of a share or a difference of two. `counted`: how
-    many things a share is of, over all seeds, 0 of anything else."""
+    """Effect with its noise. `error`: standard error with `df` degrees of freedom; None if the spread is not known (printed
+    numbers). `parts`: components of the error. `seeds`: the fewest of any model in it; 0 without seeds. `seeds_known`: False if
+    some model has one seed and none like it was repeated, so that the error lacks the seeds' part. `where`: the runs from which
+    seeds' noise is estimated. `whole`: value of 100% (1 or 100) in a share or a difference of two shares. `counted`: number of
+    items in a share, over all seeds; 0 for anything else."""
 
     effect: float
     error: float | None = None
@@ -92,26 +92,26 @@ class Estimate:
 
     @property
     def _independent(self) -> float:
-        """Count the independent things that would have a share's error, at most as many as were counted."""
+        """Number of independent items that would give a share this error, at most as many as were counted."""
         spread = abs(self.effect) * (self.whole - abs(self.effect))
         error = self.error or 0.0
         return min(self.counted, spread / error**2) if spread and error > self.whole / self.counted else self.counted
 
     @property
     def detectable(self) -> float | None:
-        """The smallest effect that a design with this error would tell from none in 80% of repetitions, at 95%."""
+        """Smallest effect that a design with this error would distinguish from none in 80% of repetitions, at 95%."""
         if self.error is None:
             return None
         return (quantile(self.df, (1 + LEVEL) / 2) + quantile(self.df, POWER)) * self.error
 
     def p_not_above(self, bound: float, *, strict: bool = True) -> float:
-        """One-sided p-value against "the true effect is at most `bound`". Without an error, or with none: 0 or 1, and equality
-        counts as above unless `strict`. NaN is above nothing."""
+        """Return the one-sided p-value against "the true effect is at most `bound`". If the error is None or 0, it is 0 or 1,
+        and equality counts as above unless `strict`. NaN is never above."""
         if not self.error or not np.isfinite(self.effect):
             above = self.effect > bound or (self.effect == bound and not strict)
             return 0.0 if above else 1.0
         error = self.error
-        if self.counted and 0 < abs(bound) < self.whole:  # what is not rejected is Wilson's interval
+        if self.counted and 0 < abs(bound) < self.whole:  # the bounds that are not rejected are Wilson's interval
             error = math.sqrt(abs(bound) * (self.whole - abs(bound)) / self._independent)
         return below(self.df, -(self.effect - bound) / error)
 
@@ -129,8 +129,8 @@ class Estimate:
 @dataclass(frozen=True)
 class Term:
     """One mean of a contrast. `source` names the model: terms of one source share its seeds. `seeds` (S,): the mean for every
-    seed. `influence` (D,): how far each item pulls the mean (of all seeds) away, 0 on average; empty where it is not known.
-    `clusters` (D,): the source of each item, which are called `grouped_by`; None where each is its own."""
+    seed. `influence` (D,): influence of each item on the mean (over seeds), 0 on average; empty if it is not known. `clusters`
+    (D,): the source of each item; None if each item is its own. `items`, `grouped_by`: names of items and clusters."""
 
     source: object
     coefficient: float
@@ -149,14 +149,14 @@ class Term:
         clusters: np.ndarray | None = None,
         items: str = "documents",
     ) -> "Term":
-        """Mean of one value per seed and item."""
+        """Make a term from one value per seed and item."""
         mean_D = values_SD.mean(axis=0)
         return cls(source, coefficient, values_SD.mean(axis=1), mean_D - mean_D.mean(), clusters, items)
 
 
 def contrast(terms: Sequence[Term], noises: Mapping[Any, Noise | None] | None = None) -> Estimate:
-    """Sum of the terms. Influences of one length belong to the same items in the same order. `noises`: seeds' noise of what the
-    terms of a source take together; without it a source's own seeds are all that is known of it."""
+    """Return the sum of the terms. Influences of equal length belong to the same items in the same order. `noises`: seeds'
+    noise of the sum of a source's terms; without it, only the source's own seeds are used."""
     effect = float(sum(term.coefficient * term.seeds.mean() for term in terms))
     seeds = min((len(term.seeds) for term in terms), default=0)
     if not np.isfinite(effect):
@@ -179,12 +179,12 @@ def contrast(terms: Sequence[Term], noises: Mapping[Any, Noise | None] | None = 
 
 
 def own_noise(values_S: np.ndarray) -> Noise | None:
-    """Return the noise between the seeds themselves; None of one seed."""
+    """Return the noise between the seeds themselves; None for one seed."""
     return Noise(float(values_S.var(ddof=1)), len(values_S) - 1.0) if len(values_S) > 1 else None
 
 
 def _seeds(by_source: Mapping[object, np.ndarray], noises: Mapping[object, Noise | None]) -> list[Part]:
-    """Return the seeds' parts: one for each pool, whose degrees of freedom are the same draws for all models that share it."""
+    """Return the seeds' parts, one per pool: models that share a pool share its estimate and so its degrees of freedom."""
     pools: dict[object, list[Part]] = defaultdict(list)
     for source, values_S in by_source.items():
         noise, count = noises[source], len(values_S)
@@ -209,7 +209,7 @@ def _items(influence: np.ndarray, term: Term) -> Part:
 
 
 def combined(effect: float, parts: Sequence[Part]) -> Estimate:
-    """An effect with independent sources of noise, added up as Satterthwaite does."""
+    """Return an effect with independent sources of noise, whose degrees of freedom are Satterthwaite's."""
     variance = sum(part.variance for part in parts)
     if not variance:
         return Estimate(effect, 0.0 if parts else None, parts=tuple(parts))
@@ -218,12 +218,12 @@ def combined(effect: float, parts: Sequence[Part]) -> Estimate:
 
 
 def share(mean: Estimate, counted: int, whole: float = 100.0) -> Estimate:
-    """Return the mean of so many things, each right (`whole`) or wrong (0), as the share that it is."""
+    """Return the mean of `counted` items, each right (`whole`) or wrong (0), as a share."""
     return replace(apart(mean, counted, whole), counted=counted)
 
 
 def apart(difference: Estimate, counted: int, whole: float = 100.0) -> Estimate:
-    """Return a difference of shares of so many things. Its error is that of one thing or more: samples may agree by chance."""
+    """Return a difference of shares of `counted` items. Its error is at least that of one item: samples may agree by chance."""
     if difference.error is None or difference.error >= whole / counted:
         return replace(difference, whole=whole)
     df = difference.df if difference.error else min((part.df for part in difference.parts), default=np.inf)
@@ -231,8 +231,8 @@ def apart(difference: Estimate, counted: int, whole: float = 100.0) -> Estimate:
 
 
 def stratified(values: np.ndarray, strata: np.ndarray) -> tuple[float, np.ndarray]:
-    """Mean of the strata's means (tasks, cells of a grid), and the influence of every value on it: what varies inside them. A
-    stratum of one value has no spread of its own: then there is no influence (length 0)."""
+    """Return the mean of the strata's means (tasks, cells of a grid), and the influence of every value on it, from the
+    variation inside the strata. If a stratum has one value only, its spread is not known and the influence is empty."""
     _, which = np.unique(strata, return_inverse=True)
     counts = np.bincount(which)
     means = np.bincount(which, weights=values) / counts
@@ -242,7 +242,7 @@ def stratified(values: np.ndarray, strata: np.ndarray) -> tuple[float, np.ndarra
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: the error rate of the whole family."""
+    """Return Holm's adjusted p-values, in the order given, which control the error rate of the whole family."""
     order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
     each = np.arange(len(order), 0, -1) * np.asarray(p_values)[order]
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(each))

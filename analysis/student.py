@@ -1,5 +1,5 @@
-"""Student's t distribution and the tail of F, of any positive degrees of freedom, instead of scipy: 113 MB of the small
-environment."""
+"""Student's t distribution and the tail of F for any positive degrees of freedom, without scipy, which would add 113 MB to the
+small environment."""
 
 import math
 from functools import lru_cache
@@ -16,7 +16,7 @@ def below(df: float, t: float) -> float:
 
 @lru_cache(maxsize=4096)
 def quantile(df: float, p: float) -> float:
-    """Return the value that a share p lies below, p from a half on: from the normal one, which is less, Newton's steps rise."""
+    """Return the quantile at p, 0.5 or more, by Newton's method, which rises from the normal quantile below it."""
     t = NormalDist().inv_cdf(p)
     scale = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - math.log(df * math.pi) / 2 if math.isfinite(df) else 0.0
     for _ in range(100 if math.isfinite(df) else 0):
@@ -28,7 +28,7 @@ def quantile(df: float, p: float) -> float:
 
 
 def f_beyond(df: float, under: float, f: float) -> float:
-    """Return the probability of a ratio of two variances above f; `under`: degrees of freedom of the second, finite."""
+    """Return the probability that a ratio of two variances exceeds f; `under`: degrees of freedom of the second, finite."""
     return _incomplete_beta(under / (under + df * f), under / 2, df / 2)
 
 

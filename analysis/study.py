@@ -1,12 +1,12 @@
 """An artefact and the rows it is drawn from: results/SCALE/STEM.json, and the stored evaluations that it names. Torch-free.
 
-A line is one run of a figure. Its axes say in what it differs from the model as it is, and figures group by them; its label is
-how the figure prints that. Lines of equal axes, model and scale are one series: repetitions with other seeds.
+A line is one run of a figure. Its axes are the settings in which it differs from the model's recipe, and figures group by them;
+its label is how the figure prints them. Lines with equal axes, model and scale are one series: repetitions with other seeds.
 
     {"stem", "scale", "lines": [{"label", "axes", "model", "seed", "scale", "run_id",
      "files": {"tiny/rows/per_token_loss/RUN-EVAL.parquet": sha256 of the rows}, "weights": digest of the training's weights}]}
 
-A line is drawn from one training of its run. `weights` is left out where rows are from before weights had digests."""
+A line is drawn from one training of its run. `weights` is left out if the rows are older than digests of weights."""
 
 import json
 from collections import Counter, defaultdict
@@ -28,13 +28,13 @@ from results.store import Meta, is_fresh, read_evaluation, read_run, run_file, t
 
 def _plain(value: Any) -> Any:
     if not isinstance(value, str | int | float):
-        raise ValueError(f"{value!r} is no text, number, True or False")
+        raise ValueError(f"{value!r} is not a text, a number, True or False")
     return value
 
 
 Axes = dict[str, Annotated[Any, AfterValidator(_plain)]]
 Series = tuple[tuple[tuple[str, Any], ...], str, str]
-"""Axes in the order of their names, model and scale: what repetitions share."""
+"""Axes in the order of their names, model and scale, which repetitions share."""
 Place = tuple[Series, int]
 """Series and seed: a line's place in an artefact."""
 
@@ -45,7 +45,7 @@ _OF_LINE = ("label", "model", "seed", "scale", "run_id")
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Line:
-    """One run in an artefact. `axes`: empty for the model as it is. `model`: the recipe's name, which gives colour and order.
+    """One run in an artefact. `axes`: empty for the recipe itself. `model`: the recipe's name, which gives colour and order.
     `files`: path below the results folder -> SHA-256 of its rows."""
 
     label: str
@@ -59,27 +59,27 @@ class Line:
 
     @property
     def is_trained(self) -> bool:
-        """True where rows of the line were measured on trained weights."""
+        """True if rows of the line were measured on trained weights."""
         return not all(map(is_fresh, self.files))
 
     @property
     def training(self) -> str:
-        """First digits of the weights that the line is drawn from; empty for the run's first training."""
+        """First digits of the weights' digest in the names of the line's rows; empty for the run's first training."""
         return max((training_in_name(Path(name)) for name in self.files), default="")
 
     @property
     def trained_weights(self) -> str:
-        """The weights that the line is drawn from, for people."""
+        """Weights that the line is drawn from, in words."""
         return (f"weights {self.weights}" if self.weights else "weights not recorded") if self.is_trained else "fresh weights"
 
     @property
     def series(self) -> Series:
-        """The same for all seeds of a line."""
+        """Series of the line, the same for all its seeds."""
         return series_of(self.axes, self.model, self.scale)
 
     @property
     def place(self) -> Place:
-        """The place in the artefact, where a newer line replaces an older one."""
+        """Place in the artefact: a newer line replaces an older one at the same place."""
         return self.series, self.seed
 
 
@@ -109,9 +109,9 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
 
 
 def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> Path:
-    """Write which rows an artefact is drawn from; the file stays untouched if it says so already."""
+    """Write which rows an artefact is drawn from; the file is not touched if nothing changed."""
     path = study_file(results_dir, scale, stem)
-    # Weights are left out where they are not recorded.
+    # Weights are left out if they are not recorded.
     as_json = [{name: value for name, value in asdict(line).items() if (name, value) != ("weights", None)} for line in lines]
     values = {"stem": stem, "scale": scale, "lines": as_json}
     try:
@@ -127,11 +127,11 @@ Evaluation = tuple[Line, pd.DataFrame, Meta]
 
 
 class NothingStored(ValueError):
-    """A kind of rows that a claim or a figure needs is not stored, which is no fault of those that are."""
+    """Error for rows that a claim or a figure needs and that are not stored; those that are stored are sound."""
 
 
 class Study:
-    """An artefact's lines with their rows, for drawing and judging. Everything is read when first asked for."""
+    """An artefact's lines with their rows, for drawing and judging. Everything is read on first use."""
 
     def __init__(self, results_dir: Path, scale: str, stem: str):
         self.results_dir, self.scale, self.stem = results_dir, scale, stem
@@ -161,7 +161,7 @@ class Study:
         return found
 
     def _check_trainings(self, found: list[Evaluation]) -> None:
-        """Raise ValueError where a run's rows are of several trainings."""
+        """Raise ValueError if a run's rows are of several trainings."""
         places: dict[str, set[str]] = defaultdict(set)
         digests: dict[str, set[str]] = defaultdict(set)
         for line, _, meta in found:
@@ -178,15 +178,15 @@ class Study:
                 )
 
     def whole(self) -> "Study":
-        """Return the study itself, all rows and records read. ValueError for one that is missing or damaged."""
+        """Read all rows and records, and return the study itself. ValueError if one is missing or damaged."""
         _ = self.all_metas, self.runs
         return self
 
     def evaluations(self, kind: str, what: str | None = None, /, **wanted: Any) -> list[Evaluation]:
         """Return the drawn evaluations of a kind, in the order of the lines: line, own rows, meta. `wanted`: only those whose
-        spec has these values. ValueError, which calls them `what` if that is given, where there are none. Storage only grows,
-        so a line may have been evaluated in several ways (on more documents, say). Of each line, and mode where the spec has
-        modes, the way that most lines share is taken; of equals the newest."""
+        spec has these values. If `what` is given and there are none, a ValueError names them by it. Storage only grows, so a
+        line may have several evaluations of a kind (e.g. on more documents). For each line, and for each mode if the spec has
+        modes, the evaluation that most lines share is returned; of equals, the newest."""
         found = [each for each in self._evaluations if each[2]["kind"] == kind]
         found = [each for each in found if all(each[2]["spec"].get(name) == value for name, value in wanted.items())]
         if what is not None and not found:
@@ -199,8 +199,8 @@ class Study:
         return sorted(best.values(), key=lambda each: (order[each[0].place], str(each[2]["spec"].get("mode"))))
 
     def rows(self, kind: str, **wanted: Any) -> pd.DataFrame:
-        """Return all rows of a kind of evaluation behind columns label, model, seed, scale, run_id, eval_id and one per axis.
-        Empty (without the kind's own columns) where there are none. ValueError for an axis that is called like a column."""
+        """Return all rows of a kind of evaluation after columns label, model, seed, scale, run_id, eval_id and one per axis.
+        Empty (without the kind's own columns) if there are none. ValueError for an axis that has the name of a column."""
         frames = []
         for line, rows, meta in self.evaluations(kind, **wanted):
             source = {name: getattr(line, name) for name in _OF_LINE} | {"eval_id": meta["eval_id"], **line.axes}
@@ -210,18 +210,18 @@ class Study:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*_OF_LINE, "eval_id"])
 
     def nothing(self, what: str) -> "NothingStored":
-        """Return the error to raise where there are no rows; it calls them `what`."""
+        """Return the error to raise if there are no rows, which it calls `what`."""
         return NothingStored(f"{self.stem}: no {what} are stored; run its experiment first")
 
     def by_series(self, kind: str, what: str | None = None, /, **wanted: Any) -> list[list[Evaluation]]:
-        """`evaluations`, seeds of a series together."""
+        """Return `evaluations` grouped by series."""
         groups: dict[Series, list[Evaluation]] = defaultdict(list)
         for each in self.evaluations(kind, what, **wanted):
             groups[each[0].series].append(each)
         return list(groups.values())
 
     def measured(self, line: Line, meta: Meta, documents: int = 0) -> dict[str, Any]:
-        """Return the fields of `Measured` (analysis/seeds.py) of a line's series, evaluated on so many documents."""
+        """Return the fields of `Measured` (analysis/seeds.py) for a line's series, evaluated on this many documents."""
         spec, kind = self.spec(line.run_id), meta["kind"]
 
         def noise(functional: Functional) -> Noise | None:
@@ -232,7 +232,7 @@ class Study:
         return {**names, "train_len": int(spec["train"]["seq_len"]), "noise": noise, "sources_D": sources_D}
 
     def stored(self, kind: str, what: str, **wanted: Any) -> pd.DataFrame:
-        """`rows`, in the paper's order of models. ValueError, which calls them `what`, where there are none."""
+        """Return `rows` in the paper's order of models. ValueError, which calls them `what`, if there are none."""
         self.evaluations(kind, what, **wanted)
         rows = self.rows(kind, **wanted)
         return rows.sort_values("model", key=lambda models: models.map(rank), kind="stable", ignore_index=True)
@@ -252,24 +252,25 @@ class Study:
         return {line.run_id: read_run(run_file(self.results_dir, line.scale, line.run_id)) for line in self.lines}
 
     def final_loss(self, line: Line) -> float | None:
-        """Final loss of the training that a line is drawn from; None where it is not known."""
+        """Return the final loss of the training that a line is drawn from; None if it is not known."""
         return (self._training(line) or self.runs[line.run_id]).get("final_loss")
 
     def _training(self, line: Line) -> dict[str, Any] | None:
-        """Return the training that a line is drawn from; None where its rows name no weights."""
+        """Return the training that a line is drawn from; None if its rows name no weights."""
         found = trainings_of(self.runs[line.run_id]) if line.weights else []
         return next((each for each in found if each["weights"] == line.weights), None)
 
     def is_adopted(self, line: Line) -> bool:
-        """Say whether the weights of a line's run were trained elsewhere and adopted, by which no seed of ours is known."""
+        """Return whether the weights of a line's run were trained elsewhere and adopted, so that their seed is not known."""
         return self.spec(line.run_id).get("weights") is not None
 
     def is_from_changed_code(self, line: Line) -> bool:
-        """Say whether files differed from their commit when the training that a line is drawn from was started."""
+        """Return whether files differed from their commit when the training that a line is drawn from was started."""
         return any(start.get("git_dirty") for start in self.starts(line))
 
     def starts(self, line: Line) -> list[dict[str, Any]]:
-        """Return the starts of the training that a line is drawn from; of all where that is not known."""
+        """Return the starts of the training that a line is drawn from, or of all trainings of its run if that is not known;
+        none for fresh weights."""
         training = self._training(line)
         own = [each for each in self.runs[line.run_id]["starts"] if training is None or each["date"] in training["starts"]]
         return own if line.is_trained else []
@@ -288,7 +289,7 @@ class Study:
 
     @property
     def corpora(self) -> str:
-        """The corpora that the runs were trained on: "packages, bpe-512 (1a2b3c4d)", joined where there are several."""
+        """Corpora that the runs were trained on, such as "packages, bpe-512 (1a2b3c4d)"; several are joined."""
         names: dict[str, set[str]] = defaultdict(set)
         for line in self.lines:
             data = self.spec(line.run_id)["data"]

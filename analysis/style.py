@@ -1,6 +1,6 @@
 """Style that all figures share: fonts, sizes, ticks, the note that states scale and corpus, and saving without timestamps.
 
-Figures have the width of a printed page (7 inches), so that their letters are read at the size they are set in."""
+Figures have the width of a printed page (7 inches), so that their text is printed at the size it is set in."""
 
 import math
 import textwrap
@@ -47,23 +47,23 @@ _RC: dict[Any, Any] = {
     "legend.handlelength": 2.6,
     "pdf.fonttype": 42,
 }
-matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
+matplotlib.rcdefaults()  # overrides the user's matplotlibrc
 matplotlib.rcParams.update(_RC)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes; closes the figure. A PNG that
-    shows the same stays (how it is compressed is the machine's), and so does a PDF that was written after it."""
+    """Write STEM.png and STEM.pdf atomically, without dates, so that equal rows give equal bytes, and close the figure. A PNG
+    with the same pixels and note is kept (compression differs between machines), and then so is a PDF that is newer than it."""
     with plt.rc_context({"figure.constrained_layout.use": False}):
         if layout := figure.get_layout_engine():
-            for _ in range(2):  # the second time ticks have their labels, which take room
+            for _ in range(2):  # in the second pass ticks have their labels, which need room
                 layout.execute(figure)
-        figure.set_layout_engine(None)  # where everything lies is found once, for both
+        figure.set_layout_engine(None)  # the layout is computed once, for both files
     path, pdf = (stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf"))
     note = " ".join(figure.get_suptitle().replace("$", "").split())  # in the PNG as text, for the report
     shown = _body(figure, format="rgba", dpi=DPI)
     stays = _shown(path) == (shown, note)
-    if not stays:  # what was drawn: a second drawing lies some pixels elsewhere
+    if not stays:  # save these pixels: drawing again shifts some
         pixels, png = np.frombuffer(shown, np.uint8).reshape(-1, int(figure.get_figwidth() * DPI), 4), BytesIO()
         texts: dict[str, Any] = {"Software": None, "Description": note}
         imsave(png, pixels, format="png", origin="upper", dpi=DPI, metadata=texts)
@@ -81,7 +81,7 @@ def _body(figure: Figure, **how: Any) -> bytes:
 
 
 def _shown(path: Path) -> tuple[bytes, str] | None:
-    """Return all that a PNG shows, pixels and note; None where it is none."""
+    """Return the pixels and the note of a PNG; None if it cannot be read."""
     try:
         with Image.open(path) as image:
             return image.tobytes(), str(image.info.get("Description"))
@@ -90,21 +90,21 @@ def _shown(path: Path) -> tuple[bytes, str] | None:
 
 
 def scale_note(study: Study) -> str:
-    """Say what keeps a small-budget result from being taken for the paper's, and the runs' scales if they are others."""
+    """Describe the scale so that no small-budget result is mistaken for the paper's, with the runs' scales if they differ."""
     paper = "the paper's main setting" if study.scale == PAPER_SCALE else f"not the paper's main setting, {PAPER_SCALE}"
     runs = "" if study.scales == [study.scale] else f"; runs at {', '.join(study.scales)}"
     return f"scale: {study.scale} ({paper}{runs})"
 
 
 def about(study: Study, *, corpus: bool = True) -> str:
-    """Begin the note below a table: the scale, the corpora, and who was trained elsewhere than most."""
+    """Begin the note below a table: the scale, the corpora, and trainings on another GPU or Triton than most."""
     elsewhere = trained_elsewhere(study)
     corpora = f" Corpus: {study.corpora}." if corpus else ""
     return f"{scale_note(study).capitalize()}.{corpora}{elsewhere and f' {elsewhere}.'}"
 
 
 def trained_elsewhere(study: Study) -> str:
-    """Say which trainings had another GPU or another Triton than most; empty where none had. CPUs do without Triton."""
+    """Name the trainings on another GPU or Triton than most; empty if there are none. CPUs are ignored: they use no Triton."""
     places: dict[str, dict[str, set[int]]] = {}
     for line in study.lines:
         for start in study.starts(line):
@@ -124,14 +124,14 @@ def _joined(seeds: set[int]) -> str:
 
 
 def changed_note(study: Study) -> str:
-    """Say how many of the drawn runs were trained by code that no commit holds; empty where none was."""
+    """Note how many of the drawn runs were trained with uncommitted code; empty if none was."""
     trained = {line.run_id for line in study.lines if line.is_trained}
     changed = {line.run_id for line in study.lines if study.is_from_changed_code(line)}
     return f"{len(changed)} of {len(trained)} runs of uncommitted code" if changed else ""
 
 
 def set_note(figure: Figure, study: Study, *parts: str) -> None:
-    """The lines above a figure: scale, corpus, and what else a reader must know, in `parts`."""
+    """Set the note above a figure: scale, corpus, `parts` (what else a reader must know), and runs of uncommitted code."""
     others = ", ".join(scale for scale in study.scales if scale != study.scale)
     runs = f"; {'with' if study.scale in study.scales else 'runs at'} {others}" if others else ""
     whose = "the paper's" if study.scale == PAPER_SCALE else "not the paper's"
@@ -144,8 +144,8 @@ def set_note(figure: Figure, study: Study, *parts: str) -> None:
 def publish(
     study: Study, figure: Figure, table: pd.DataFrame | Sequence[pd.DataFrame], *notes: str, part: str = ""
 ) -> list[Path]:
-    """Write figures/STEM.{png,pdf,csv} (STEM-PART.*): the figure below a note with `notes`, and the numbers it draws, in one
-    table or in parts."""
+    """Write figures/STEM.{png,pdf,csv} (STEM-PART.*): the figure below a note with `notes`, and the numbers that it draws, from
+    one or several tables."""
     table = table if isinstance(table, pd.DataFrame) else pd.concat(table, ignore_index=True)
     set_note(figure, study, *notes)
     stem = study.folder / "figures" / (f"{study.stem}-{part}" if part else study.stem)
@@ -155,22 +155,22 @@ def publish(
 
 
 def tokens(count: float) -> str:
-    """512 -> '512', 16384 -> '16k', 1536 -> '1.5k' (k = 1024)."""
+    """Print a number of tokens: 512 -> '512', 16384 -> '16k', 1536 -> '1.5k' (k = 1024)."""
     return f"{count / 1024:.4g}k" if count >= 1024 else f"{count:g}"
 
 
 def millions(count: float) -> str:
-    """57300000 -> '57.3M'."""
+    """Print a number in millions: 57300000 -> '57.3M'."""
     return f"{count / 1e6:.3g}M"
 
 
 def token_ticks(axes: Axes, longest: int, pieces: int = 8) -> None:
-    """x ticks 0, 8k, ... 64k as in the paper; at other lengths `pieces` steps of a power of two."""
+    """Set x ticks 0, 8k, ... 64k as in the paper; at other lengths at most `pieces` steps of a power of two."""
     step = 2 ** max(0, math.ceil(math.log2(longest / pieces)))
     ticks = list(range(0, longest + 1, step))
     axes.set_xticks(ticks, [tokens(tick) if step >= 1024 else str(tick) for tick in ticks])
 
 
 def training_length_line(axes: Axes, position: float) -> None:
-    """The paper's dashed vertical line at the training context length."""
+    """Draw the paper's dashed vertical line at the training context length."""
     axes.axvline(position, color="#555555", linestyle=(0, (4, 3)), linewidth=1.0, zorder=1.5)

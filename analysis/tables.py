@@ -1,4 +1,4 @@
-"""A table of numbers per label, and its Markdown, LaTeX, CSV and HTML: best bold, second underlined, paper's in brackets."""
+"""A table of numbers per label as Markdown, LaTeX, CSV and HTML: best bold, second underlined, the paper's in brackets."""
 
 import math
 import re
@@ -29,9 +29,9 @@ HTML = jinja2.Template(Path(__file__).with_name("table.html.j2").read_text(), au
 
 @dataclass(frozen=True)
 class Column:
-    """`key` names the column in the CSV; `better`: which end is best, "" where no order is meant. `style`: "check" prints 1 as
-    a check mark and 0 as nothing, "signed" a sign before every number, and of one that would be all zeros one digit and its
-    power of ten."""
+    """`key` names the column in the CSV; `better`: which end is best, "" if values are not ranked. `style`: "check" prints 1 as
+    a check mark and 0 as nothing; "signed" prints a sign before every number, and one significant digit of a number that would
+    be rounded to zero."""
 
     key: str
     title: str
@@ -53,9 +53,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`rows`: label -> one value per column. `spreads`: standard deviations over seeds, printed behind +/-. `ranges`: low and
-    high of a value that was measured repeatedly. Values whose ranges, or else spreads, overlap are not marked. `paper`: the
-    paper's values, given only where they can be compared."""
+    """`rows`: label -> one value per column. `spreads`: standard deviations over seeds, printed after +/-. `ranges`: low and
+    high end of a value that was measured repeatedly, or of its interval. Values whose ranges, or else spreads, overlap are not
+    marked. `paper`: the paper's values, given only if they are comparable."""
 
     caption: str
     columns: Sequence[Column]
@@ -66,8 +66,8 @@ class Table:
     ranges: Ranges = field(default_factory=dict)
 
     def marks(self) -> dict[str, list[Mark]]:
-        """Mark the best and the second best value of a column, each where its range overlaps no other's. Beside a value without
-        a range nothing is marked: whether they can be told apart is not known."""
+        """Mark the best and the second best value of a column, each only if its range overlaps no other's. If a value of the
+        column has no range, none is marked, because it is not known whether they differ."""
         marks: dict[str, list[Mark]] = {label: [""] * len(self.columns) for label in self.rows}
         places: tuple[Mark, Mark] = ("best", "second")
         for index, column in enumerate(self.columns):
@@ -82,8 +82,8 @@ class Table:
         return marks
 
     def _range(self, label: str, index: int) -> tuple[float, float] | None:
-        """The range of a value or, without one, its spread on both sides; None of a value without either, and where an end is
-        no finite number."""
+        """Return the range of a value or, without one, its spread on both sides; None if it has neither, or an end is not
+        finite."""
         value, around = self.rows[label][index], self.ranges.get(label)
         spread = self.spreads[label][index] if label in self.spreads else None
         found = around[index] if around is not None else None
@@ -92,7 +92,7 @@ class Table:
         return found if found is not None and all(map(math.isfinite, found)) else None
 
     def cells(self) -> list[tuple[str, list[tuple[str, Mark, str]]]]:
-        """(label, [(our value with its spread, mark, the paper's value or "")]) per label."""
+        """Return (label, [(our value with its spread, mark, the paper's value or "")]) per label."""
         marks, nothing = self.marks(), [None] * len(self.columns)
         lines = []
         for label, values in self.rows.items():
@@ -115,8 +115,8 @@ Cell = np.ndarray | Estimate | float | None
 def over_seeds(
     caption: str, columns: Sequence[Column], values: Mapping[str, Sequence[Cell]], note: str = "", paper: Values | None = None
 ) -> Table:
-    """A table from one value per seed, (S,), an estimate, or a number that has no seeds, per label and column: mean and, of
-    several seeds, standard deviation (the note says of how many); of an estimate its 95% interval."""
+    """Make a table from one value per seed (S,), an estimate, or a number without seeds per label and column. It has the mean,
+    the standard deviation if there are several seeds (the note says how many), and the 95% interval of an estimate."""
     counts = {len(cell) for cells in values.values() for cell in cells if isinstance(cell, np.ndarray)}
     means = {label: [cell.effect if isinstance(cell, Estimate) else cell for cell in cells] for label, cells in values.items()}
     ranges = {
@@ -135,7 +135,7 @@ def over_seeds(
 
 
 def count_range(counts: Collection[int], noun: str) -> str:
-    """One count, "200 examples", or "150 to 500 examples" where counts differ."""
+    """Print one count, "200 examples", or "150 to 500 examples" if counts differ."""
     return f"{' to '.join(f'{count:,}' for count in dict.fromkeys((min(counts), max(counts))))} {noun}"
 
 
@@ -144,7 +144,7 @@ def _finite(value: float | None) -> TypeGuard[float]:
 
 
 def _overlap(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
-    """Say whether two ranges touch, or one is not known."""
+    """Return whether two ranges touch, or one is not known."""
     return one is None or other is None or (one[0] <= other[1] and other[0] <= one[1])
 
 
@@ -165,7 +165,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A table environment; needs the packages booktabs and, for check marks or many columns, amssymb and graphicx."""
+    """Return a table environment; it needs the packages booktabs and, for check marks or many columns, amssymb and graphicx."""
     wide = len(table.columns) > WIDE
     wrap: dict[Mark, str] = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(_caption(table))}}}", r"\small"]
@@ -195,7 +195,7 @@ def _tex(text: str) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """label, our columns, then COLUMN_sd, COLUMN_low, COLUMN_high and COLUMN_paper where there are such; unrounded."""
+    """Return label, our columns, then COLUMN_sd, COLUMN_low, COLUMN_high and COLUMN_paper if there are any; unrounded."""
     nothing = [None] * len(table.columns)
     low, high = ({label: [cell and cell[end] for cell in cells] for label, cells in table.ranges.items()} for end in (0, 1))
     frame = pd.DataFrame({"label": list(table.rows)})
@@ -208,7 +208,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_html(table: Table) -> Markup:
-    """The table in a box that scrolls, and its caption below."""
+    """Return the table in a scrolling box, and its caption below."""
     # A title may break between the parts of NarrativeQA, but not within ARC-e or RoPE.
     titles = [escape(column.title.replace("-", "\N{NON-BREAKING HYPHEN}")) for column in table.columns]
     titles = [Markup(re.sub(r"(?<=[a-z]{3})(?=[A-Z])", "<wbr>", each)) for each in titles]
@@ -218,7 +218,7 @@ def to_html(table: Table) -> Markup:
 
 
 def write_table(table: Table, stem: Path) -> list[Path]:
-    """STEM.md, STEM.tex and STEM.csv, atomically."""
+    """Write STEM.md, STEM.tex and STEM.csv, atomically."""
     forms: dict[str, Callable[[Table], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
     paths = {stem.with_name(f"{stem.name}.{ending}"): form for ending, form in forms.items()}
     for path, form in paths.items():
@@ -227,13 +227,13 @@ def write_table(table: Table, stem: Path) -> list[Path]:
 
 
 ALONG = {"position": "token index", "x": "place", "tokens": "training tokens", "share_of_training": "share of training"}
-"""Columns that curves are drawn along, and their names."""
+"""Columns along which curves are drawn, and their names."""
 PLACES = 8
 
 
 def read_off(csv: Path) -> Table | None:
-    """Return the curves of a picture at up to eight places, between drawn points along a straight line; None where its CSV
-    holds no curves. Token indices are halved from the end on, other axes are cut into equal parts."""
+    """Return the curves of a picture at up to eight places, linearly interpolated between drawn points; None if its CSV holds
+    no curves. Places on token axes are halved from the end on; other axes are divided into equal parts."""
     frame = pd.read_csv(csv)
     along = next((name for name in ALONG if name in frame), None)
     if along is None:

@@ -39,7 +39,7 @@ class Training(Measured):
 
 
 def trainings(study: Study) -> list[Training]:
-    """Return the trainings in the paper's order of models. ValueError: none stored, or seeds that logged other steps."""
+    """Return the trainings in the paper's order of models. ValueError if none are stored, or seeds logged different steps."""
     found = []
     for group in study.by_series(KIND, "training curves"):
         runs = [rows.sort_values("step") for _, rows, _ in group]
@@ -54,12 +54,12 @@ def trainings(study: Study) -> list[Training]:
 
 
 def smooth_backwards(loss_N: np.ndarray, window: int) -> np.ndarray:
-    """Mean of the last `window` steps, of fewer at the start; steps that were not applied (NaN) are left out."""
+    """Return the mean of the last `window` steps, of fewer at the start, without skipped steps (NaN)."""
     return pd.Series(loss_N).rolling(window, min_periods=1).mean().to_numpy()
 
 
 def summary(study: Study) -> Table:
-    """Training loss at the end; median speed and share of the GPU's peak, of the seed that had most of its GPU to itself."""
+    """Tabulate the training loss at the end, and the median speed and MFU of the fastest seed, which shared its GPU least."""
     found = trainings(study)
     columns = [
         Column("final_loss", f"training loss, last {LAST_SHARE:.0%} (nats)", 3),
@@ -78,10 +78,10 @@ def summary(study: Study) -> Table:
 
 
 def measured(study: Study, subject: str) -> pd.DataFrame:
-    """Training speeds, one row per label, in the paper's order of models: those of the machine and length that most labels were
-    timed by, of equals the newest. `triton`: its version. Where `subject`, the model of the figure, was timed by the step of
-    trainings, only rows of that step: an earlier one of the evaluation's own was slower, and not for all alike. ValueError if
-    there are none."""
+    """Return training speeds, one row per label, in the paper's order of models: those on the machine and at the length at
+    which most labels were timed, or the newest of equals. `triton`: its version. If `subject`, the model of the figure, was
+    timed with the step of training runs, only rows with that step are used: the evaluation's earlier own step was slower, and
+    not equally for all models. ValueError if there are none."""
     wanted = {"mode": "train", "step": "stepper"}
     if all(line.model != subject for line, _, _ in study.evaluations(SPEED, **wanted)):
         wanted = {"mode": "train"}

@@ -1,17 +1,17 @@
-"""Claims and the verdicts on them. The noise of what they compare is in analysis/statistics.py.
+"""Claims and the verdicts on them. The noise of the numbers that they compare is in analysis/statistics.py.
 
-A claim is inequalities between effects that must all be met (or, for "there is a pair ...", all those of one alternative):
+A claim is a set of inequalities between effects that must all be met (for "there is a pair ...", all those of one alternative):
 
 * holds: each is met beyond the noise (an intersection-union test: no correction inside a claim);
 * fails: one is missed beyond the noise (Bonferroni over the inequalities);
-* exceeds: missed only by more of what the claim says than the paper says;
-* cannot be decided by this design: neither, and the smallest effect that could have been seen is larger than the one that the
-  claim is about; or seeds' noise is not known; or what is compared with has not learned, or differs in something else, too;
-* within noise: neither, and the design would have seen the effect that the claim is about, where it has a number;
+* exceeds: missed only because the effect is larger than the paper says;
+* cannot be decided by this design: neither, and the smallest detectable effect is larger than the one that the claim is about;
+  or seeds' noise is not known; or the baseline has not learned, or differs in something else, too;
+* within noise: neither, and the design would have detected the effect that the claim is about, if it has a number;
 * by construction: met, but no run could have missed it.
 
-"On par" is two inequalities, so that to hold is to pass two one-sided tests. Either mistake is made in at most 2.5% of
-repetitions, for all claims of one artefact together (Holm)."""
+"On par" is two inequalities: it holds if two one-sided tests pass. A wrong "holds" and a wrong "fails" are each made in at most
+2.5% of repetitions, over all claims of one artefact together (Holm)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,10 +42,10 @@ shares (85.0%)."""
 
 @dataclass(frozen=True)
 class Comparison:
-    """One inequality: `estimate` above `bound` (or below, if `below`), in `unit`; not `strict`: equal is enough. `size`: how
-    far from the bound the effect lies that the claim is about (the paper's, or none within a tolerance); None where no number
-    is known. `ceiling`: to miss it is to show more of what the claim says than the paper does. `paper`: what the paper gives.
-    `shown`: what takes the effect's place where the paper's number is another than the one that is tested."""
+    """One inequality: `estimate` is above `bound` (below it, if `below`), in `unit`; unless `strict`, equality is enough.
+    `size`: distance from the bound of the effect that the claim is about (the paper's, or none within a tolerance); None if no
+    number is known. `ceiling`: missing it means a larger effect than the paper's. `paper`: the paper's number. `shown`: printed
+    in place of the effect if the paper's number is not the one that is tested."""
 
     name: str
     estimate: Estimate
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def blind(self) -> bool:
-        """True where this design sees only effects that are larger than the one that the claim is about."""
+        """True if this design detects only effects that are larger than the one that the claim is about."""
         return bool(self.size and self.estimate.detectable and self.estimate.detectable > self.size)
 
     @property
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def lead(self) -> tuple[float, float]:
-        """Margin by which it is met, in standard errors and then in its unit; for putting comparisons in order."""
+        """Margin by which the inequality is met, in standard errors and then in its unit; used to sort comparisons."""
         estimate, bound = self._towards
         margin = estimate.effect - bound
         if math.isnan(margin):
@@ -103,13 +103,13 @@ class Comparison:
 
 
 def on_par(name: str, estimate: Estimate, margin: float, unit: str, *, strict: bool = True) -> list[Comparison]:
-    """Two one-sided tests: within a margin on either side."""
+    """Return two one-sided tests: that the estimate lies within `margin` on either side of 0."""
     return [Comparison(name, estimate, end, end > 0, strict, unit, size=margin) for end in (margin, -margin)]
 
 
 def number(value: float, unit: str = "nats") -> str:
-    """Print a value with a true minus sign: with a sign and four decimals for nats and two otherwise (one digit and its power
-    of ten where these would be zeros), but as papers give them ratios, perplexities (in percent) and shares."""
+    """Print a value with a true minus sign: ratios, perplexities (in percent) and shares as papers give them, others with a
+    sign and four decimals for nats, two otherwise, or one significant digit if these would be zeros."""
     if unit == RATIO:
         text = f"{math.exp(value):.2f}"
     elif unit == SHARE:
@@ -130,7 +130,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def in_words(estimate: Estimate, below: str, above: str, neither: str = "cannot be told from none") -> str:
-    """`below` or `above` where the interval leaves 0 out on that side, else `neither`."""
+    """Return `below` or `above` if the interval lies on that side of 0, else `neither`."""
     low, high = estimate.interval or (estimate.effect, estimate.effect)
     return below if high < 0 else above if low > 0 else neither
 
@@ -144,9 +144,9 @@ def with_interval(estimate: Estimate, unit: str) -> str:
 @dataclass(frozen=True)
 class Verdict:
     """`decisive`: the comparison that decides, whose effect, interval and smallest detectable effect are shown. `p`: two-sided
-    p-value of the claim, before Holm over the `judged` claims of its artefact. `seeds`: the fewest of any model compared.
-    `whole`: rows for every part of the claim are there; without them it may fail, but not hold. `noise`: where the noise of a
-    model of one seed is from."""
+    p-value of the claim, before Holm over the `judged` claims of its artefact. `seeds`: the fewest of any compared model.
+    `whole`: True if there are rows for every part of the claim; otherwise it can fail but not hold. `noise`: source of the
+    noise of models with one seed."""
 
     status: Status
     sentence: str
@@ -160,7 +160,7 @@ class Verdict:
 
 
 Look = Callable[[Study], str]
-"""A look into why a claim fails: what an artefact's rows say, made from these numbers alone, whichever way they point."""
+"""Explanation of why a claim fails: a sentence made from an artefact's rows alone, whichever way they point."""
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,12 @@ def not_measured(why: str) -> Verdict:
 
 
 def decide(sentence: str, comparisons: Sequence[Comparison], missing: Sequence[str] = ()) -> Verdict:
-    """Verdict on "all of `comparisons`". `missing`: parts of the claim for which there are no rows."""
+    """Return the verdict on "all of `comparisons`". `missing`: parts of the claim for which there are no rows."""
     return decide_any(sentence, [comparisons] if comparisons else [], missing)
 
 
 def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], missing: Sequence[str] = ()) -> Verdict:
-    """Verdict on "all comparisons of at least one of `alternatives`" (Bonferroni over them)."""
+    """Return the verdict on "all comparisons of at least one of `alternatives`" (Bonferroni over them)."""
     if not alternatives:
         return not_measured(f"Not measured: {', '.join(missing)}.")
     holds = [max(each.p_holds for each in some) for some in alternatives]
@@ -201,21 +201,21 @@ def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], miss
     if missing:
         sentence = f"Not measured: {', '.join(missing)}. {sentence}"
     if any(each.estimate.error is None and each.estimate.seeds_known for each in every):
-        sentence += " No spread is stored: the numbers are taken as they stand."
+        sentence += " No spread is stored: the numbers are compared without noise."
     where = dict.fromkeys(place for each in every for place in each.estimate.where)
     noise = f"Some models have one seed; seeds' noise: {'; '.join(where)}." if where and seeds == 1 else ""
     verdict = Verdict(_status(likely, p, not missing), sentence, every, decisive, seeds, p, not missing, noise=noise)
     if any(math.isnan(each.estimate.effect) for each in every):
-        verdict = undecided(verdict, "One of the numbers compared is none: a training diverged.")
+        verdict = undecided(verdict, "One of the compared numbers is NaN: a training diverged.")
         return replace(verdict, status=Status.NOT_MEASURED) if missing else verdict
     if not all(each.estimate.seeds_known for each in every) and verdict.status is not Status.NOT_MEASURED:
-        why = "A model compared has one seed, and nothing that was repeated with other seeds was evaluated like it, so that a "
-        return undecided(verdict, why + "seed cannot be told from a model. It would take two seeds of every model, or more.")
+        why = "A compared model has one seed, and no run with several seeds was evaluated in the same way, so that the effect "
+        return undecided(verdict, why + "may be the seed's. It would take at least two seeds of every model.")
     return verdict
 
 
 def _exceeds(alternatives: Sequence[Sequence[Comparison]]) -> bool:
-    """True where nothing is missed, or near to it, but inequalities that are ceilings."""
+    """Return whether some alternative has ceilings and all its other inequalities are met beyond the noise."""
     return any(
         all(each.ceiling or each.p_holds < (1 - LEVEL) / 2 for each in some) and any(each.ceiling for each in some)
         for some in alternatives
@@ -223,17 +223,17 @@ def _exceeds(alternatives: Sequence[Sequence[Comparison]]) -> bool:
 
 
 def undecided(verdict: Verdict, why: str) -> Verdict:
-    """The verdict taken back: what was compared does not decide the claim."""
+    """Return the verdict as undecided, because its comparisons do not decide the claim."""
     return replace(verdict, status=Status.UNDECIDED, sentence=f"{verdict.sentence} {why}", p=1.0)
 
 
 def in_part(verdict: Verdict, why: str) -> Verdict:
-    """The verdict on what can be compared of a claim, which may fail by it, but not hold."""
+    """Return the verdict on a claim of which only a part can be compared: it can fail, but not hold."""
     return verdict if verdict.status is Status.FAILS or not verdict.comparisons else undecided(verdict, why)
 
 
 def by_construction(verdict: Verdict, why: str) -> Verdict:
-    """The verdict on a claim that no run could have missed; it may still fail, by a mistake of the code."""
+    """Return the verdict on a claim that no run could have missed; it can still fail, by a bug."""
     met = verdict.status is Status.HOLDS
     return replace(verdict, status=Status.BY_CONSTRUCTION, sentence=f"{verdict.sentence} {why}") if met else verdict
 
@@ -244,7 +244,7 @@ def _status(likely: Status, p: float, whole: bool) -> Status:
 
 
 def _with_its_power(verdict: Verdict) -> Verdict:
-    """A claim within noise is undecided where the design could not have seen what it is about; with what it would take."""
+    """Make a claim within noise undecided if the design could not detect the claimed effect, and say what that would take."""
     open_ones = [each for each in verdict.comparisons if each.blind and each.p_holds >= (1 - LEVEL) / 2]
     if verdict.status is not Status.WITHIN_NOISE or not open_ones:
         return verdict
@@ -259,7 +259,7 @@ def _with_its_power(verdict: Verdict) -> Verdict:
 
 
 def _alone(claim: Claim, study: Study) -> Verdict:
-    """The verdict on one claim; rows that it alone wants and that are not stored leave the others theirs."""
+    """Return the verdict on one claim; if its rows are not stored it is not measured, and the other claims are still judged."""
     try:
         return claim.predicate(study)
     except NothingStored as error:
@@ -268,7 +268,8 @@ def _alone(claim: Claim, study: Study) -> Verdict:
 
 @lru_cache(maxsize=256)
 def judge(claims: tuple[Claim, ...], study: Study) -> list[tuple[Claim, Verdict]]:
-    """Verdicts on the claims of one artefact, judged together: a status that Holm's correction takes away is within noise."""
+    """Return the verdicts on the claims of one artefact, judged together: a status that fails Holm's correction becomes within
+    noise."""
     verdicts = [_alone(claim, study) for claim in claims]
     family = [index for index, verdict in enumerate(verdicts) if verdict.status in JUDGED]
     for index, p in zip(family, holm([verdicts[index].p for index in family]), strict=True):

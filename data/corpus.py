@@ -1,6 +1,7 @@
 """A tokenised corpus on disk: train.zarr and heldout.zarr, uint16 of shape (documents, document_len), as in LongCrawl64.
 
-Ours also hold their tokeniser and a corpus.json, sealed, with a CRC-32 of every other file, checked when it is first read."""
+Corpora made by this suite also hold their tokeniser and a sealed corpus.json with the CRC-32 of every other file, by which a
+file is checked when it is first read."""
 
 import functools
 import hashlib
@@ -21,12 +22,12 @@ from results.sealed import read_sealed, write_sealed
 
 _FINGERPRINT_DOCUMENTS = 64
 HELDOUT_SOURCES = "heldout-sources.json"
-"""Number of the text that each held-out row was cut from: rows of one book are no independent draws."""
+"""File with the index of the document that each held-out row was cut from: rows of one book are not independent samples."""
 
 
 @strict
 class Counts:
-    """Counts of what became of the source's documents. `dropped_tokens`: rests that fill no row, short documents included."""
+    """Counts of the source's documents and of their rows. `dropped_tokens`: tokens left over, short documents' included."""
 
     documents: int
     train_documents: int
@@ -47,7 +48,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class About:
-    """Content of corpus.json; `files` is the CRC-32 of every other file of the folder by its path in it."""
+    """Content of corpus.json; `files` maps the relative path of every other file in the folder to its CRC-32."""
 
     spec: DataSpec
     counts: Counts
@@ -65,7 +66,7 @@ def write_about(folder: Path, spec: DataSpec, counts: Counts) -> None:
 
 
 def read_about(folder: Path) -> About:
-    """Read corpus.json. ValueError where it is missing, of another form or altered."""
+    """Read corpus.json. ValueError if it is missing, altered or of another version."""
     content = read_sealed(folder / "corpus.json", _remedy(folder))
     try:
         return _ABOUT.validate_json(json.dumps(content))
@@ -74,7 +75,7 @@ def read_about(folder: Path) -> About:
 
 
 def _remedy(folder: Path) -> str:
-    return f"delete {folder}, it is made again when it is next needed"
+    return f"delete {folder}; it is made again when it is next needed"
 
 
 class Corpus:
@@ -103,7 +104,7 @@ class Corpus:
 
     @staticmethod
     def open(folder: Path, *, document_len: int | None = None, tokenizer: TokenizerChoice | None = None) -> "Corpus":
-        """Open a prepared corpus, or the first `document_len` tokens of LongCrawl64's documents, with this `tokenizer`."""
+        """Open a prepared corpus; or LongCrawl64, its documents cut to `document_len` tokens and read with `tokenizer`."""
         if (folder / "corpus.json").exists():
             about = read_about(folder)
             return Corpus(folder, about.spec, about)
@@ -111,7 +112,7 @@ class Corpus:
 
     @cached_property
     def heldout_sources(self) -> list[int] | None:
-        """Number of the text that each held-out row is from; None where that was not kept: LongCrawl64, packed rows."""
+        """Index of the document that each held-out row is from; None if it was not stored (LongCrawl64, packed rows)."""
         if HELDOUT_SOURCES not in self._files:
             return None
         self._check(self.folder / HELDOUT_SOURCES)
@@ -119,7 +120,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Tokeniser of the corpus. ValueError where GPT-2's vocabulary is needed and not found."""
+        """Tokeniser of the corpus. ValueError if GPT-2's vocabulary is needed and not found."""
         if self._tokenizer is not None:
             return self._tokenizer.load()
         for name in self._files:
@@ -129,7 +130,7 @@ class Corpus:
 
 
 def longcrawl64_spec(folder: Path, document_len: int | None = None) -> DataSpec:
-    """Return the spec of a LongCrawl64 folder, with a fingerprint of the shapes and the first documents, not of 800 GB."""
+    """Return the spec of a LongCrawl64 folder. Its fingerprint covers the shapes and the first documents, not all 800 GB."""
     digest = hashlib.sha256(b"longcrawl64")
     lengths = []
     for name in ("train.zarr", "heldout.zarr"):

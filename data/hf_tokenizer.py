@@ -1,4 +1,4 @@
-"""Hugging Face tokeniser classes of the suite: they save and load with the usual methods, and keep the JSON quirk.
+"""Hugging Face tokeniser classes of the suite: they save and load with the usual methods, and handle the JSON quirk.
 
 Saved folders carry this file, so `AutoTokenizer.from_pretrained(folder, trust_remote_code=True)` works outside the suite too.
 """
@@ -29,7 +29,7 @@ class JSONTokenizer(CorpusTokenizer):
         return json_unescape(super()._decode(*args, **kwargs))
 
     def tokenize(self, text: str, *args: Any, **kwargs: Any) -> list[str]:
-        # The parent's tokenize comes back through _encode_plus in some versions of transformers and not in others.
+        # The parent's `tokenize` calls `_encode_plus` in some versions of transformers only.
         ids = self.encode(text, add_special_tokens=kwargs.get("add_special_tokens", False))
         return [str(self.convert_ids_to_tokens(i)) for i in ids]
 

@@ -1,9 +1,9 @@
-"""Short documents one after another, each behind BOS, cut into equal rows: a packed corpus.
+"""Packed corpus: short documents are concatenated, each with BOS in front, and cut into rows of equal length.
 
-One pass over the source in its own order, with memory that does not grow with it, so nothing is looked for twice: equal
-documents count as often as they come, and whether one is held out follows from the digest of its text alone. A held-out text
-of its own comes first and is remembered by digests: its documents are left out, uncounted, where the source has them, too. A
-row may hold several documents and begin within one; BOS says where each begins. A BPE is trained on the first train documents.
+The source is read in one pass, in its own order and in constant memory. Duplicates are therefore kept, and whether a document
+is held out follows from the digest of its text alone. A separate held-out text is read first and its digests are kept: if the
+source has the same documents, they are left out and not counted. A row may hold several documents and begin inside one; BOS
+marks where each begins. A BPE is trained on the first train documents.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ Item = TypeVar("Item")
 
 
 def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]]], folder: Path, report: Progress) -> None:
-    """Write the corpus of `plan`; `texts` gives every text and whether it is held-out text, which comes first, each time anew.
-    ValueError: no row."""
+    """Write the corpus of `plan`. Each call of `texts` yields every text with a flag for held-out text, which comes first.
+    ValueError if a split has no row."""
 
     def split() -> Iterator[tuple[bool, str]]:
         not_to_train_on: set[bytes] = set()
@@ -74,14 +74,14 @@ def build_packed(plan: CorpusPlan, texts: Callable[[], Iterator[tuple[bool, str]
 
 
 def finish(plan: CorpusPlan, tokenizer: Tokenizer, counts: Counts, folder: Path, report: Progress) -> None:
-    """Write what every corpus has beside its arrays."""
+    """Write the tokeniser and corpus.json."""
     tokenizer.save(folder / "tokenizer")
     write_about(folder, plan.spec, counts)
     report(counts.summary)
 
 
 def tokenizer_of(plan: CorpusPlan, train_texts: Iterator[str], report: Progress) -> Tokenizer:
-    """Load the planned tokeniser, or train it; `train_texts` is read only then."""
+    """Load the planned tokeniser, or train it on `train_texts`, which is read only in that case."""
     if plan.tokenizer.trained:
         report(f"training {plan.tokenizer.kind} on train documents")
         tokenizer = train_bpe(train_texts, plan.spec.vocab_size)
@@ -92,7 +92,7 @@ def tokenizer_of(plan: CorpusPlan, train_texts: Iterator[str], report: Progress)
 
 
 class _Rows:
-    """One split, written as rows fill up; at most `ROWS_PER_WRITE` rows are held."""
+    """Writer of one split, which writes its rows once `ROWS_PER_WRITE` of them are in memory."""
 
     def __init__(self, path: Path, document_len: int, tokenizer: Tokenizer) -> None:
         self._array, self._length = create_array(path, 0, document_len, tokenizer.kind), document_len
@@ -109,7 +109,7 @@ class _Rows:
             self.flush()
 
     def flush(self) -> None:
-        """Write the whole rows that there are."""
+        """Write all complete rows."""
         whole, rest = np.split(np.concatenate(self._parts), [self.left // self._length * self._length])
         if len(whole):
             self._array.append(whole.reshape(-1, self._length))
@@ -118,7 +118,7 @@ class _Rows:
 
 
 def batches_of(texts: Iterable[Item], num_chars: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yield batches of some MB of text, as much as tokenisers take at a time."""
+    """Yield batches of a few MB of text, to be tokenised together."""
     batch: list[Item] = []
     size = 0
     for text in texts:

@@ -1,4 +1,4 @@
-"""Corpus before it is made: its spec and fingerprint, its folder, and whether it is there. Nothing is tokenised."""
+"""Plan of a corpus: its spec and fingerprint, its folder, and whether it exists already. Nothing is tokenised."""
 
 import hashlib
 import json
@@ -12,9 +12,9 @@ from data.spec import DataSpec
 from data.text_files import FileDigests, TextSource
 from data.tokenizer import TokenizerChoice, parse_tokenizer
 
-FORMAT = 2  # of the rules in data/prepare.py
-PACK_FORMAT = 1  # of those in data/pack.py
-PACK_HELDOUT_FORMAT = 2  # of the same with a held-out text of its own
+FORMAT = 2  # version of the rules in data/prepare.py
+PACK_FORMAT = 1  # version of those in data/pack.py
+PACK_HELDOUT_FORMAT = 2  # version of the same with a separate held-out text
 HUB_MAX_DOCUMENTS = 100_000
 
 Progress = Callable[[str], None]
@@ -22,8 +22,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """Corpus as it is or will be, in `folder`. `heldout`: the text of the held-out documents, where it is one of its own;
-    `packed`: as data/pack.py does it, up to `max_tokens` of training; `digests`: `digests_of` the text as it is planned."""
+    """Plan of a corpus in `folder`, prepared or not. `heldout`: the separate held-out text, if there is one; `packed`: rows are
+    packed (data/pack.py), up to `max_tokens` train tokens; `digests`: `digests_of` the text when it was planned."""
 
     source: Source
     tokenizer: TokenizerChoice
@@ -38,16 +38,16 @@ class CorpusPlan:
 
     @property
     def ready(self) -> bool:
-        """True where `prepare` only has to open it."""
+        """True if the corpus exists, so that `prepare` only opens it."""
         return isinstance(self.source, LongCrawl64Source) or self.counts() is not None
 
     @property
     def notice(self) -> str | None:
-        """Warning for whoever trains on it: the installed default text is not the one that committed results are from."""
+        """Warning if the installed default text is not the one that the committed results were made from."""
         return self.source.notice if isinstance(self.source, PackagesSource) else None
 
     def counts(self) -> Counts | None:
-        """Count the rows of both splits, without decoding a token; None while the corpus is not prepared."""
+        """Return the counts, without decoding a token; None if the corpus is not prepared."""
         if isinstance(self.source, LongCrawl64Source):
             return longcrawl64_counts(self.folder)
         try:
@@ -71,10 +71,10 @@ def resolve(
     """Plan a corpus without tokenising anything.
 
     `tokenizer` defaults to bpe-1024 for packages and text, gpt2-json for hub names and LongCrawl64. `document_len` is
-    required except for LongCrawl64, where it may shorten the stored documents. `heldout` (text alone) names files as
-    text:PATH[,PATH...] does, all of whose documents are held out; without it a fraction of the documents is. `max_documents`
-    takes the first of the source (hub names: 100,000 unless given). `packed`: rows hold short documents one after another
-    (data/pack.py), as many as give `max_tokens` to train on. ValueError for whatever can be known to be wrong now."""
+    required except for LongCrawl64, where it may shorten the stored documents. `heldout` (only with text:PATH) names files
+    like text:PATH[,PATH...], all of whose documents are held out; without it `heldout_fraction` of the text is.
+    `max_documents` limits the source to its first documents (hub names, unless packed: 100,000 by default). `packed`: short
+    documents share rows (data/pack.py), up to `max_tokens` train tokens. ValueError for mistakes found before tokenising."""
     source = parse_source(source) if isinstance(source, str) else source
     if heldout is not None and not isinstance(source, TextSource):
         raise ValueError(f"held-out text {heldout!r}: only data text:PATH takes one, not {source.kind!r}; leave it out")
@@ -112,6 +112,6 @@ def resolve(
 
 
 def digests_of(source: TextualSource, heldout: TextSource | None, cache_dir: Path) -> tuple[str, ...]:
-    """Return the digest of the text and, where it is one of its own, that of the held-out text."""
+    """Return the digest of the source's text and, if there is a separate held-out text, the digest of that."""
     memory = FileDigests(cache_dir / "file-digests.json")
     return tuple(text.digest(memory) for text in (source, heldout) if text is not None)

@@ -10,9 +10,9 @@ _END: Any = object()
 
 
 class Prefetcher(Generic[Item]):
-    """Iterator over `items` with up to `depth` of them waiting; use it in a `with` so that the thread ends with it.
+    """Iterator over `items` that makes up to `depth` of them ahead; use it in a `with` block, which ends the thread.
 
-    An exception while an item is made comes out of the iteration at its place in the order."""
+    An exception while an item is made is raised by the iteration in place of that item."""
 
     def __init__(self, items: Iterable[Item], *, depth: int = 2) -> None:
         self._items = iter(items)
@@ -20,13 +20,13 @@ class Prefetcher(Generic[Item]):
         self._ahead = deque(self._pool.submit(next, self._items, _END) for _ in range(depth + 1))
 
     def __iter__(self) -> Iterator[Item]:
-        while (item := self._ahead[0].result()) is not _END:  # the end and an error stay first: they come again
+        while (item := self._ahead[0].result()) is not _END:  # the end or an error stays first, to be raised again
             self._ahead.popleft()
             self._ahead.append(self._pool.submit(next, self._items, _END))
             yield item
 
     def close(self) -> None:
-        """End the thread, after the item it is making."""
+        """End the thread once the current item is made."""
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Prefetcher[Item]":

@@ -1,13 +1,14 @@
-"""Making of a planned corpus from its text, once; it is opened where it is there already.
+"""Preparation of a planned corpus from its text. A corpus that exists already is only opened.
 
 Rules, all part of the fingerprint through FORMAT:
 * Documents with equal text count once.
-* Held out are whole documents: those of a text of its own where one is named, else as many as fit into a fraction of the text,
-  at least one, by the digest of their text (file names and order do not matter). Candidates have at least 8 bytes per token of
-  a row, so that each surely gives rows.
-* A document is cut into consecutive rows of exactly `document_len` tokens; the rest is dropped. Rows never mix documents.
+* Whole documents are held out: those of the separate held-out text if there is one, else as many as fit into a fraction of the
+  text, at least one, in the order of their texts' digests (file names and order do not matter). Candidates have at least 8
+  bytes per token of a row, so that each is long enough for a row.
+* A document is cut into consecutive rows of exactly `document_len` tokens; tokens left over are dropped. Rows never mix
+  documents.
 * Rows of all documents are interleaved: row j of the n rows of document d of D is placed at (j + (d + 0.5) / D) / n.
-  Documents of one row keep the source's order, longer ones are spread evenly over the corpus, and no book fills a batch.
+  Documents of one row keep the source's order; longer ones are spread evenly over the corpus, so that no book fills a batch.
 * A BPE is trained on the train documents alone."""
 
 import errno
@@ -37,10 +38,10 @@ _BYTES_PER_TOKEN = 8
 
 
 def prepare(plan: CorpusPlan, *, progress: Progress | None = None, say: Progress | None = None) -> Corpus:
-    """Open the corpus of `plan`, tokenised now unless it is there already: in a temporary folder that is renamed when whole,
-    while a second process that wants the same waits. ValueError for unreadable text, text that is not the planned one any more,
-    documents that are all too short, and a full or unwritable disk. `progress` is told what is done at the moment; `say` what
-    is to be read later, too."""
+    """Open the corpus of `plan`, and tokenise it first unless it exists: in a temporary folder that is renamed when complete,
+    while a second process that needs the same corpus waits. ValueError for unreadable text, text that has changed since it was
+    planned, documents that are all too short, and a full or unwritable disk. `progress` receives messages of passing interest;
+    `say` those worth keeping in a log."""
     if isinstance(plan.source, LongCrawl64Source):
         return Corpus.open(plan.folder, document_len=plan.spec.document_len, tokenizer=plan.tokenizer)
     report = progress or (lambda message: None)
@@ -56,11 +57,11 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None, say: Progress
         waits = partial(say, "another process is preparing this corpus: waiting for it")
         with alone(plan.folder.with_name(f".{plan.folder.name}.lock"), waits):
             if not _whole(plan):
-                for left in (temporary, plan.folder):  # of a process that was killed, or damaged: the lock is ours
+                for left in (temporary, plan.folder):  # from a killed process, or damaged: we hold the lock
                     shutil.rmtree(left, ignore_errors=True)
                 temporary.mkdir()
                 try:
-                    # On all cores, also where a command has told `tokenizers` not to for the sake of short prompts.
+                    # On all cores, even if a command has disabled this because its prompts are short.
                     with patch.dict(os.environ, TOKENIZERS_PARALLELISM="true"):
                         _build(plan, plan.source, temporary, report)
                     if digests_of(plan.source, plan.heldout, plan.folder.parent) != plan.digests:
@@ -78,7 +79,7 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None, say: Progress
 
 
 def _whole(plan: CorpusPlan) -> bool:
-    """Tell whether another process has made it while this one waited."""
+    """Return whether another process has prepared the corpus while this one waited."""
     try:
         return Corpus.open(plan.folder).spec == plan.spec
     except ValueError:
@@ -90,11 +91,11 @@ def _changed(plan: CorpusPlan) -> ValueError:
 
 
 Texts = Callable[[], Iterator[tuple[bool, str]]]
-"""Every text of a corpus with whether it belongs to the held-out text, which comes first; can be read more than once."""
+"""Reader of every text of a corpus with a flag for held-out text, which comes first; each call starts from the beginning."""
 
 
 class _Document(NamedTuple):
-    """Document as the first pass learns of it: size, digest, place among the texts, and whether it is held-out text."""
+    """Document as the first pass finds it: size, digest, index among the texts, and whether it is held-out text."""
 
     num_bytes: int
     digest: bytes
@@ -149,8 +150,8 @@ def _build(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
 
 
 def _texts(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progress) -> Texts:
-    """Return a reader of the held-out text and then the source, anew each time. What comes over the network is kept on disk
-    first, unless it is packed in one pass."""
+    """Return a reader of the held-out text followed by the source. Text from the hub is first stored on disk, unless it is
+    packed in one pass."""
     spool = folder / "documents.jsonl"
     spooled = isinstance(source, HubSource) and not plan.packed
     if spooled:
@@ -170,7 +171,7 @@ def _texts(plan: CorpusPlan, source: TextualSource, folder: Path, report: Progre
 
 
 def _scan(texts: Texts, report: Progress) -> tuple[list[_Document], int]:
-    """Return distinct documents in their order, and the number of all with duplicates."""
+    """Return the distinct documents in order, and the number of documents including duplicates."""
     found: dict[bytes, _Document] = {}
     total = 0
     for index, (heldout, text) in enumerate(texts()):
@@ -184,8 +185,8 @@ def _scan(texts: Texts, report: Progress) -> tuple[list[_Document], int]:
 
 
 def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
-    """Choose held-out documents by index: those of the held-out text, or else, by digest, as many as fit into the fraction, or
-    the smallest candidate."""
+    """Return the indices of the held-out documents: those of the separate held-out text if there is one, else as many
+    candidates as fit into the fraction, in the order of their digests, or the smallest candidate if none fits."""
     if plan.heldout is not None:
         chosen = {d.place for d in documents if d.heldout}
         if not 0 < len(chosen) < len(documents):
@@ -196,7 +197,7 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
         what = f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed"
         raise ValueError(f"{what}, one to hold out. A .txt file is one document, and so is each line of a .jsonl file")
     candidates = [d for d in documents if d.num_bytes >= _BYTES_PER_TOKEN * plan.spec.document_len]
-    if len(candidates) < 2:  # nothing is surely long enough: leave the longest to train on
+    if len(candidates) < 2:  # too few are surely long enough: hold out the second longest
         candidates = sorted(documents)[-2:-1]
     budget = plan.heldout_fraction * sum(d.num_bytes for d in documents)
     chosen = set()
@@ -210,7 +211,7 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
 def _tokenise(
     texts: Texts, documents: list[_Document], tokenizer: Tokenizer, document_len: int, folder: Path, report: Progress
 ) -> np.ndarray:
-    """Write the whole rows of each document one after another to the spool; returns tokens per document, the rest included."""
+    """Write the complete rows of each document to the spool. Return the tokens per document, including those left over."""
     wanted = {d.place for d in documents}
     num_tokens: list[int] = []
     read = batches_of((text for index, (_, text) in enumerate(texts()) if index in wanted), len)
@@ -225,7 +226,8 @@ def _tokenise(
 
 
 def interleave(firsts: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Order the spooled rows for the array. `firsts`, `rows`: first spooled row and number of rows of each document."""
+    """Return the order of the spooled rows in the array. `firsts`, `rows`: first spooled row and number of rows of each
+    document."""
     document = np.repeat(np.arange(len(rows)), rows)
     row = np.arange(len(document)) - np.repeat(np.cumsum(rows) - rows, rows)
     place = (row + (document + 0.5) / len(rows)) / rows[document]

@@ -1,9 +1,9 @@
-"""Multi-query repeated associative recall (MQAR with keys that are assigned again; arXiv 2410.17980), made as it is read.
+"""Multi-query repeated associative recall (MQAR with keys that are assigned again; arXiv 2410.17980), generated on the fly.
 
     a 7  b 2  a 7* b 9  a 5  b 9* a 5* ...
 
-A pair assigns a value to a key or, starred, asks for the one that the key was given last: its value alone carries loss. Plain
-MQAR (Zoology, arXiv 2312.04927) has its own layout, `pairs_first`: all pairs, then each key once more among blanks (-).
+A pair assigns a value to a key or, if starred, queries the key's latest value. Only the values of queries carry loss. Plain
+MQAR (Zoology, arXiv 2312.04927) has its own layout, `pairs_first`: all pairs, then one query of each key among blanks (-).
 
     a 7  b 2  d 9  - -  d 9*  - -  - -  a 7*  b 2*  - - ...
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 IGNORED = -100  # a target that carries no loss
-SLOTS_PER_KEY = 4  # pairs of tokens for each key of `pairs_first`: a longest sequence of Zoology's has 512 tokens for 64 keys
-POWER = 0.01  # of the power law of the places of its queries: the probability of place s goes with s^(POWER - 1)
+SLOTS_PER_KEY = 4  # pairs of tokens per key with `pairs_first`: Zoology's longest sequences have 512 tokens for 64 keys
+POWER = 0.01  # with `pairs_first`, the probability of a query at place s is proportional to s^(POWER - 1)
 
 
 @strict
 class RecallTask:
-    """Task of `num_keys` keys of `num_symbols`.
+    """Recall task with `num_keys` keys, drawn from `num_symbols` symbols.
 
-    Each key comes `num_assignments` times with a value, drawn from `num_symbols` others, and `num_queries` times with the last
-    of them. The order of the keys is random, and whether one is assigned or asked for, but for its first time. `pairs_first`:
-    Zoology's layout in its place, for one assignment and one query of each key. Values are distinct; the queries' places are
-    drawn without replacement from the 3 * `num_keys` behind the pairs, near ones far likelier; an answer is never shown."""
+    Each key is assigned a value `num_assignments` times, drawn from `num_symbols` other symbols, and queried `num_queries`
+    times for its latest value. Pairs come in random order, except that the first pair of a key is an assignment.
+    `pairs_first`: Zoology's layout instead, with one assignment and one query per key. Its values are distinct; the places of
+    its queries are drawn without replacement from the 3 * `num_keys` after the pairs, near ones being far likelier; the
+    inputs never show an answer."""
 
     num_keys: PositiveInt
     num_assignments: PositiveInt
@@ -43,14 +44,14 @@ class RecallTask:
 
     def __post_init__(self) -> None:
         if self.num_keys > self.num_symbols:
-            raise ValueError(f"num_keys {self.num_keys} exceeds num_symbols {self.num_symbols}, of which they are drawn")
+            raise ValueError(f"num_keys {self.num_keys} exceeds num_symbols {self.num_symbols}, from which keys are drawn")
         if self.pairs_first and self.times != 2:
             times = f"{self.num_assignments} and {self.num_queries} times"
-            raise ValueError(f"pairs_first assigns and asks for each key once, not {times}")
+            raise ValueError(f"pairs_first assigns and queries each key once, not {times}")
 
     @property
     def times(self) -> int:
-        """Times that each key comes."""
+        """Occurrences of each key."""
         return self.num_assignments + self.num_queries
 
     @property
@@ -59,18 +60,18 @@ class RecallTask:
 
     @property
     def blank(self) -> int:
-        """Id behind the keys and the values: BOS, and what stands where there is neither."""
+        """Id of BOS and of blanks, the first after the ids of keys and values."""
         return 2 * self.num_symbols
 
     def sequences(self, count: int, seed: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Draw tokens (N, seq_len), N = `count`, key and value in turn, and a mask of the queries (N, seq_len / 2)."""
+        """Draw N = `count` sequences: tokens (N, seq_len), alternately key and value, and a query mask (N, seq_len / 2)."""
         random = np.random.default_rng(seed)
         return self._pairs_first(count, random) if self.pairs_first else self._mixed(count, random)
 
     def _pairs_first(self, count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         names_NK, values_NK = (_shuffled(random, np.arange(self.num_symbols), count)[:, : self.num_keys] for _ in range(2))
         pairs_NK2 = np.stack([names_NK, values_NK + self.num_symbols], axis=-1)
-        # The largest log-probabilities with Gumbel noise are a draw without replacement, in the order of drawing.
+        # Gumbel top-k: the largest noisy log-probabilities are a sample without replacement, in the order of drawing.
         places = (SLOTS_PER_KEY - 1) * self.num_keys
         chance = (POWER - 1) * np.log(np.arange(1, places + 1)) + random.gumbel(size=(count, places))
         slots_NK = self.num_keys + np.argsort(-chance, axis=1)[:, : self.num_keys]
@@ -82,13 +83,13 @@ class RecallTask:
         return tokens_NP2.reshape(count, self.seq_len), queries_NP
 
     def _mixed(self, count: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        # Key by key (K) and time by time (R): what each time is, and the value that then holds.
+        # For each key (K) and occurrence (R): is it an assignment or a query, and the key's value from then on.
         roles = np.repeat([True, False], [self.num_assignments - 1, self.num_queries])
         assigned_NKR = np.pad(_shuffled(random, roles, count, self.num_keys), ((0, 0), (0, 0), (1, 0)), constant_values=True)
         last_NKR = np.maximum.accumulate(np.where(assigned_NKR, np.arange(self.times), 0), axis=2)
         drawn_NKR = random.integers(self.num_symbols, 2 * self.num_symbols, assigned_NKR.shape)
         values_NKR = np.take_along_axis(drawn_NKR, last_NKR, axis=2)
-        # The pairs (P) in random order, the times of a key in theirs.
+        # The pairs (P) in random order; the occurrences of one key keep theirs.
         which_NP = _shuffled(random, np.repeat(np.arange(self.num_keys), self.times), count)
         places_NP = np.argsort(which_NP, axis=1, kind="stable")
         names_NK = _shuffled(random, np.arange(self.num_symbols), count)[:, : self.num_keys]
@@ -99,7 +100,7 @@ class RecallTask:
         return tokens_NP2.reshape(count, self.seq_len), queries_NP
 
     def batch(self, tokens_NT: np.ndarray, queries_NP: np.ndarray) -> tuple["torch.Tensor", "torch.Tensor"]:
-        """Return (inputs, targets) as `load_batch` gives them; targets are IGNORED but for the values of the queries."""
+        """Return (inputs, targets) like `load_batch`; all targets except the values of queries are IGNORED."""
         import torch
 
         inputs, targets = bos_roll(tokens_NT, self.blank)
@@ -116,18 +117,18 @@ def _shuffled(random: np.random.Generator, row: np.ndarray, *shape: int) -> np.n
 
 @plain_dataclass(frozen=True)
 class RecallSampler:
-    """Sequences that step s trains on: a pure function of (seed, step, rank, world size), as `Sampler` is of text."""
+    """Sampler of a recall task: the sequences of a step are a pure function of (seed, step, rank, world size)."""
 
     task: RecallTask
     batch_size: int
     seed: int
 
     def epochs(self, num_steps: int) -> float:
-        """Return 0: no sequence comes again."""
+        """Return 0: no sequence is repeated."""
         return 0.0
 
     def rows(self, step: int, rank: int = 0, world_size: int = 1) -> tuple[np.ndarray, int]:
-        """Return the numbers of this rank's sequences, counted from the first step on, and 0."""
+        """Return the indices of this rank's sequences, counted from the first step on, and 0, their first token."""
         share = share_of(self.batch_size, rank, world_size)
         return step * self.batch_size + np.arange(self.batch_size)[share], 0
 
@@ -138,5 +139,5 @@ class RecallSampler:
 
 
 def heldout(task: RecallTask, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw sequences that no training sees; see `RecallTask.sequences`."""
+    """Draw held-out sequences, which no run trains on; see `RecallTask.sequences`."""
     return task.sequences(count, (0,))

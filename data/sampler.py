@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class Sampler:
     """Order of LongCrawl64 training (section 1.2 of the released setup): no shuffling, no state.
 
-    The corpus is a grid: a row per document, a column per consecutive segment of `seq_len` tokens; rests of either are never
-    read. With n = documents // batch_size (global, in sequences), step s takes column s // n and documents
-    batch_size * (s % n) onwards: every first segment is seen before any second one. After `num_batches` steps the order starts
-    again, which the paper's runs never reach."""
+    The corpus is a grid: a row per document, a column per consecutive segment of `seq_len` tokens. Incomplete segments and
+    batches are never read. With n = documents // batch_size (global, in sequences), step s reads column s // n of the
+    documents from batch_size * (s % n) on: all first segments are read before any second one. The order repeats after
+    `num_batches` steps, which the paper's runs never reach."""
 
     num_documents: int
     document_len: int
@@ -44,7 +44,7 @@ class Sampler:
         return self.batches_per_column * (self.document_len // self.seq_len)
 
     def epochs(self, num_steps: int) -> float:
-        """Passes through the data that `num_steps` steps make; above 1, sequences are seen again."""
+        """Return the passes through the data in `num_steps` steps; above 1, sequences are repeated."""
         return num_steps / self.num_batches
 
     def rows(self, step: int, rank: int = 0, world_size: int = 1) -> tuple[np.ndarray, int]:
@@ -56,7 +56,7 @@ class Sampler:
 
 
 def share_of(batch_size: int, rank: int, world_size: int) -> slice:
-    """Return the sequences of a step that are a process's. ValueError where they do not divide."""
+    """Return the slice of a batch that belongs to process `rank`. ValueError if the batch does not divide evenly."""
     if batch_size % world_size:
         what = f"a batch of {batch_size} does not divide among {world_size} processes"
         raise ValueError(f"{what}: start a number that divides it")
@@ -68,16 +68,16 @@ def share_of(batch_size: int, rank: int, world_size: int) -> slice:
 def load_batch(
     split: "Split", sampler: Sampler, step: int, rank: int = 0, world_size: int = 1, *, bos_id: int, cut: int | None = None
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Return (inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len), as `bos_roll` makes them of the
-    stored tokens; where `cut` is given, what is read is cut into sequences of so many. All positions carry loss, and the model
-    must not shift again."""
+    """Return (inputs, targets) of one step, int64 of shape (batch_size / world_size, seq_len): `bos_roll` of the stored tokens.
+    `cut`: sequences are cut into shorter ones of this many tokens. All positions carry loss, and the model must not shift the
+    targets again."""
     documents, start = sampler.rows(step, rank, world_size)
     tokens_BT = split.read(documents, start, start + sampler.seq_len)
     return bos_roll(tokens_BT.reshape(-1, cut or sampler.seq_len), bos_id)
 
 
 def bos_roll(tokens_BT: np.ndarray, bos_id: int) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Turn stored tokens into (inputs, targets): int64 tensors of the same shape, inputs shifted right by one behind BOS."""
+    """Turn stored tokens into (inputs, targets): int64 tensors of the same shape, inputs shifted right by one after BOS."""
     import torch
 
     targets_BT = torch.from_numpy(tokens_BT.astype(np.int64))

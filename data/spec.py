@@ -9,12 +9,12 @@ from models.spec_parts import PositiveInt, strict
 
 @strict
 class DataSpec:
-    """A tokenised corpus of equally long documents. Where it lies on disk is not part of it.
+    """A tokenised corpus of equally long documents, whatever its path.
 
     `source`: "packages", "text", "longcrawl64" or "hf:NAME"; `tokenizer`: "gpt2-json", "gpt2", "bytes" or "bpe-N".
     `document_len`: tokens per stored document (65,536 in LongCrawl64). `fingerprint`: digest of the raw text, the
     tokeniser, the length and the split, so that equal fingerprints mean equal tokens in equal order. `recall`: the synthetic
-    task that the documents are made by, where they are no text."""
+    task that generates the documents, if they are not text."""
 
     source: str
     tokenizer: str
@@ -26,7 +26,7 @@ class DataSpec:
 
     @classmethod
     def of_recall(cls, task: RecallTask) -> "DataSpec":
-        """Describe a task as what a run is trained on."""
+        """Return the spec of a recall task as training data."""
         identity = ["recall", FORMAT, task.num_keys, task.num_assignments, task.num_queries, task.num_symbols]
         identity += ["pairs_first"] if task.pairs_first else []
         return cls(

@@ -1,4 +1,4 @@
-"""One zarr array of tokens, read and checked: shape (documents, tokens), uint16, as in LongCrawl64."""
+"""Reader of one zarr array of tokens, with checks: shape (documents, tokens), uint16, as in LongCrawl64."""
 
 import threading
 from collections import OrderedDict
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 CACHED_BYTES = 256 << 20
-"""Decoded chunks kept per split: one row of 2048 x 2048 chunks of 65,536-token documents, LongCrawl64's largest block."""
-_ZERO_RUN = 1024  # that many zeros from a document's segment are no text in any of our tokenisers
+"""Size of a split's cache of decoded chunks: one row of 2048 x 2048 chunks of 65,536 tokens, LongCrawl64's largest block."""
+_ZERO_RUN = 1024  # a segment of this many zeros is not text in any of our tokenisers
 
 
 class Split:
     """Reader of the documents of one array, which checks what it reads. Thread-safe.
 
-    Chunks are decoded a whole block at a time (one row of chunks, as many columns as the segment needs) and kept up to
-    `CACHED_BYTES`, so that reading documents in order decodes every chunk once. `check` is called with each file before it is
-    used."""
+    Chunks are decoded a whole block at a time (one row of chunks, as many columns as the segment needs) and cached up to
+    `CACHED_BYTES`, so that reading documents in order decodes every chunk once. `check` is called with the path of each file
+    before it is read."""
 
     def __init__(
         self, path: Path, *, vocab_size: int, document_len: int | None = None, check: Callable[[Path], None] | None = None
@@ -44,8 +44,8 @@ class Split:
         return self.num_documents, self.document_len
 
     def read(self, rows: slice | np.ndarray, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Return tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start). ValueError: an id outside
-        the vocabulary, a document of zeros, a chunk that is missing or damaged."""
+        """Return tokens [start, stop) of the documents `rows`, uint16 of shape (rows, stop - start). ValueError for an id
+        outside the vocabulary, a document of zeros, and a chunk that is missing or damaged."""
         indices = np.arange(self.num_documents)[rows] if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
         stop = self.document_len if stop is None else stop
         if not 0 <= start < stop <= self.document_len:
@@ -80,7 +80,7 @@ class Split:
         return self._blocks[key][indices - first_row, start - first_col : stop - first_col]
 
     def _decode(self, rows: slice, cols: slice) -> np.ndarray:
-        """Decode chunks, their files looked at first: zarr reads missing ones as zeros, Blosc reads on beyond a file's end."""
+        """Decode chunks after checking their files: zarr reads missing ones as zeros, Blosc reads past the end of a file."""
         chunk_rows, chunk_cols = self._array.chunks
         for i in range(rows.start // chunk_rows, -(-rows.stop // chunk_rows)):
             for j in range(cols.start // chunk_cols, -(-cols.stop // chunk_cols)):
@@ -107,7 +107,7 @@ class Split:
 
 
 def _fault(chunk: Path, blosc: bool) -> str | None:
-    """Say what is wrong with a chunk file, as far as its size tells; None: nothing."""
+    """Return what is wrong with a chunk file, judged by its size; None if nothing is."""
     try:
         with chunk.open("rb") as file:
             header, size = file.read(16), chunk.stat().st_size
@@ -118,14 +118,14 @@ def _fault(chunk: Path, blosc: bool) -> str | None:
 
 
 def open_array(path: Path) -> Any:
-    """Open the zarr array at `path`, checked: two dimensions, uint16, not empty."""
+    """Open the zarr array at `path`. ValueError unless it has two dimensions, is uint16 and not empty."""
     import zarr
 
     if not path.is_dir():
         raise ValueError(f"{path} does not exist: a corpus folder holds train.zarr and heldout.zarr")
     try:
         array = zarr.open_array(path, mode="r")
-    except Exception as error:  # zarr has a family of its own for each way of not being an array
+    except Exception as error:  # zarr has many exceptions of its own
         raise ValueError(f"{path} is not a readable zarr array ({type(error).__name__}: {error})") from None
     if array.dtype != np.dtype("<u2"):
         raise ValueError(f"{path} has dtype {array.dtype}: tokens must be stored as uint16")

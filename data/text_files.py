@@ -24,9 +24,8 @@ _ALLOWED = "a folder, a glob or a file of .txt, .jsonl or .parquet, each also .x
 
 
 class FileDigests:
-    """SHA-256 of files, remembered by path, size and times so that a second call reads nothing. The time of the last change of
-    a file's entry is one of them: nobody can set it back. `memory`: a sealed file, written when possible, deleted at any time.
-    """
+    """SHA-256 of files, cached by path, size, mtime and ctime (which cannot be set back), so that a second call reads nothing.
+    `memory`: the sealed file of the cache, written if possible; it may be deleted at any time."""
 
     def __init__(self, memory: Path) -> None:
         self._memory, self._known = memory, {}
@@ -34,7 +33,7 @@ class FileDigests:
             self._known = read_sealed(memory, "")
 
     def sha256(self, path: Path) -> str:
-        """Return the hex digest of the file's bytes. ValueError where it cannot be read."""
+        """Return the hex digest of the file's bytes. ValueError if it cannot be read."""
         try:
             stat, key = path.stat(), str(path.resolve())
             stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
@@ -47,13 +46,13 @@ class FileDigests:
             raise ValueError(f"cannot read {path} ({error.strerror}): check that it exists and may be read") from None
         if stat.st_size >= _REMEMBER_FROM_BYTES:
             self._known[key] = [*stamp, digest]
-            with suppress(OSError):  # only a memory: a full or read-only disk is reported by whoever must write there
+            with suppress(OSError):  # only a cache: a full or read-only disk is reported by code that must write there
                 write_sealed(self._memory, self._known)
         return digest
 
 
 class TextSource:
-    """Documents of local text files, in the order of the paths given, folders and globs sorted by name."""
+    """Documents of local text files, in the order of the paths given; files of folders and globs are sorted by name."""
 
     kind = "text"
 
@@ -66,13 +65,13 @@ class TextSource:
         self.files = list({file.resolve(): file for file in files}.values())
 
     def digest(self, file_digests: FileDigests) -> str:
-        """Return the digest of the files' bytes, formats and order; where they lie and what they are called does not matter."""
+        """Return the digest of the files' bytes, formats and order; their paths and names do not matter."""
         parts = [["".join(_suffixes(path)), file_digests.sha256(path)] for path in self.files]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
-        """Yield documents in order; compressed files are decompressed some way ahead, several at once, each on a thread of its
-        own (it needs no lock of Python's meanwhile)."""
+        """Yield documents in order. Compressed files are decompressed ahead of time, several at once, each on its own thread
+        (decompression releases the GIL)."""
         ahead: deque[Any] = deque()
         try:
             for number, path in enumerate(self.files):
@@ -87,8 +86,8 @@ class TextSource:
 
 
 def read_documents(path: Path, blocks: Iterable[bytes] | None = None) -> Iterator[str]:
-    """Yield the documents of one file (of the `blocks` of its decompressed content, where they are read already). ValueError
-    names the file, and the line of a .jsonl, where it cannot be read."""
+    """Yield the documents of one file (from `blocks`, its decompressed content, if given). ValueError names a file that cannot
+    be read, and the line of a .jsonl."""
     blocks, form = _blocks(path) if blocks is None else blocks, _suffixes(path)[0]
     try:
         if form == ".txt":
@@ -117,12 +116,12 @@ def _expand(name: str) -> list[Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return all files below a folder, sorted. Links to folders are followed, and each folder is read once: by its own name
-    where it has one here, else by the first link to it."""
+    """Return all files below a folder, sorted. Links to folders are followed, and each folder is read once: by its own path
+    if it lies below `folder`, else by the first link to it."""
     found, seen, todo = list[Path](), set[str](), deque([str(folder)])
     while todo:
         links = []
-        for place, folders, names in os.walk(todo.popleft()):  # which itself follows no link
+        for place, folders, names in os.walk(todo.popleft()):  # os.walk itself follows no links
             if (real := os.path.realpath(place)) in seen:
                 folders.clear()
                 continue
@@ -174,7 +173,7 @@ def _read_jsonl(path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
         except UnicodeDecodeError:
             raise
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number} is not JSON ({error}): mend the line, or take it out") from None
+            raise ValueError(f"{path}, line {number} is not JSON ({error}): fix the line, or remove it") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise ValueError(f"{path}, line {number} has no `text` field holding a string: every line needs one")
         yield row["text"]

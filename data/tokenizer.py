@@ -33,7 +33,7 @@ _SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 
 @dataclass(frozen=True)
 class TokenizerChoice:
-    """Tokeniser as named on the command line. `folder`: where vocab.json and merges.txt of GPT-2 lie, None for the hub."""
+    """Tokeniser as named on the command line. `folder`: holds GPT-2's vocab.json and merges.txt; None for the hub."""
 
     kind: str
     folder: Path | None = None
@@ -57,14 +57,14 @@ class TokenizerChoice:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def spec_of(self, source: str, document_len: int, fingerprint: str) -> DataSpec:
-        """Describe a corpus in its ids, the last of which is BOS."""
+        """Return the spec of a corpus in this tokeniser's ids, the last of which is BOS."""
         length, size = document_len, self.vocab_size
         return DataSpec(
             source=source, tokenizer=self.kind, vocab_size=size, bos_id=size - 1, document_len=length, fingerprint=fingerprint
         )
 
     def load(self) -> "Tokenizer":
-        """Load the tokeniser itself; one that is trained on a corpus comes from `train_bpe`."""
+        """Load the tokeniser, unless it is trained on the corpus, by `train_bpe`."""
         assert not self.trained
         vocab, merges = (_bytes_vocab(), []) if self.kind == "bytes" else _read_gpt2(self.folder)
         return Tokenizer(self.kind, _backend(vocab, merges), self.vocab_size, vocab[BOS])
@@ -94,7 +94,7 @@ class Tokenizer:
         return self.encode_batch([text])[0].tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return one uint16 array of ids per text; long texts are cut where it cannot matter and encoded on all cores."""
+        """Return one uint16 array of ids per text; long texts are cut where this changes no id and encoded on all cores."""
         if self.kind == "bytes":
             return [np.frombuffer(_valid(text).encode(), np.uint8).astype(np.uint16) for text in texts]
         pieces: list[str] = []
@@ -106,7 +106,7 @@ class Tokenizer:
         return [np.concatenate([np.empty(0, np.uint16), *encoded[start:stop]]) for start, stop in pairwise(bounds)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`, leaving BOS out; never fails on ids that no text gives."""
+        """Return the text of `ids` without BOS; never fails, even on ids that no text encodes to."""
         text = self._backend.decode([int(i) for i in ids if int(i) != self.bos_id], skip_special_tokens=False)
         return json_unescape(text) if self.kind == "gpt2-json" else text
 
@@ -118,7 +118,7 @@ class Tokenizer:
 
     @staticmethod
     def load(folder: Path) -> "Tokenizer":
-        """Load what `save` wrote. ValueError where there is none."""
+        """Load a saved tokeniser. ValueError if the folder holds none."""
         from tokenizers import Tokenizer as Backend
 
         try:
@@ -129,7 +129,7 @@ class Tokenizer:
         return Tokenizer(about["kind"], backend, about["vocab_size"], about["bos_id"])
 
     def to_hf(self) -> "CorpusTokenizer":
-        """Make a Hugging Face tokeniser of it (BOS in front when `add_special_tokens`), to save beside a model."""
+        """Return the same as a Hugging Face tokeniser (BOS in front when `add_special_tokens`), to save beside a model."""
         import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
         from tokenizers import processors
 
@@ -148,7 +148,7 @@ class Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE of `vocab_size` ids, the last of them BOS; a function of the texts and their order alone."""
+    """Train a byte-level BPE of `vocab_size` ids, the last of them BOS. It depends only on the texts and their order."""
     from tokenizers import pre_tokenizers, trainers
 
     backend = _backend({}, [])
@@ -162,7 +162,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _bytes_vocab() -> dict[str, int]:
-    """Make ids 0 to 255 the bytes of the UTF-8 text, and 256 BOS. Names are GPT-2's: printable bytes are their own."""
+    """Return a vocabulary of bytes: ids 0 to 255 are those of UTF-8 text, 256 is BOS. Names are GPT-2's: a printable byte is
+    its own name."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)} | {BOS: 256}
@@ -172,7 +173,7 @@ def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> "Backend":
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 
-    # Its cache of words costs more than it saves: a quarter of the time on source code.
+    # The cache of words costs more than it saves: a quarter of the time on source code.
     backend = Backend(models.BPE(vocab=vocab, merges=merges, cache_capacity=0))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
@@ -180,7 +181,7 @@ def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> "Backend":
 
 
 def _read_gpt2(folder: Path | None) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Read GPT-2's vocabulary and merges, from `folder` or, where that is None, from the hub (the local cache first)."""
+    """Read GPT-2's vocabulary and merges, from `folder` or, if that is None, from the hub (the local cache first)."""
     from tokenizers import models
 
     paths = _find_gpt2(folder)
@@ -211,7 +212,7 @@ def _find_gpt2(folder: Path | None) -> tuple[Path, Path]:
             HfApi().model_info(GPT2_HUB_NAME, timeout=10)  # fails at once without a network, where downloads retry for minutes
             found = [hf_hub_download(GPT2_HUB_NAME, name) for name in names]
         except Exception as error:  # the hub client raises its own, its HTTP library's and the operating system's
-            what = f"GPT-2's vocabulary is neither in the local cache nor to be had from {GPT2_HUB_NAME}"
+            what = f"GPT-2's vocabulary is neither in the local cache nor available from {GPT2_HUB_NAME}"
             remedy = "name a folder with vocab.json and merges.txt, as in --tokenizer gpt2-json:FOLDER"
             raise ValueError(f"{what} ({type(error).__name__}): {remedy}, or choose bpe-1024 or bytes") from None
     return Path(found[0]), Path(found[1])

@@ -1,9 +1,9 @@
 """Evaluate one model: `python -m eval NAME --model PATH_OR_RUN [options] --out FILE`.
 
 The model is a run folder of this suite, a folder with a Hugging Face checkpoint (ours, the authors', or any causal LM),
-or a hub name. Rows go to FILE (.parquet) with who made them beside it (.meta.json). Started again, it goes on where it was."""
+or a hub name. Rows go to FILE (.parquet), their provenance to .meta.json beside it. An interrupted evaluation is resumed."""
 
-import training.interrupted  # noqa: F401  # isort: skip  (before what takes long)
+import training.interrupted  # noqa: F401  # isort: skip  (before slow imports)
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ _commands: Any = Union.__getitem__(tuple(Annotated[_on[KINDS[name]], command] fo
 def run_command(command: On) -> int:
     device = use(command.device, command.threads)
     tokenizer = command.sources.tokenizer or ""
-    paths = [command.model, *([tokenizer] if "/" in tokenizer and ":" not in tokenizer else [])]  # or names of the hub
+    paths = [command.model, *([tokenizer] if "/" in tokenizer and ":" not in tokenizer else [])]  # others: hub names
     if ("hub" in command.spec.reads() and command.sources.longbench is None) or not all(Path(path).exists() for path in paths):
         go_offline_if_unreachable()
     subject = Subject.find(command.model, command.sources.tokenizer)
@@ -52,7 +52,7 @@ def run_command(command: On) -> int:
     corpus = None if context.corpus is None else context.corpus.spec
     spec = command.spec.bound(Setting(corpus, command.sources, subject.precision(device), machine_name(device)))
     if surplus := ", ".join(unread([spec], command.sources)):
-        raise ValueError(f"{surplus}: {spec.kind} does not read it as it is asked for here; leave it out")
+        raise ValueError(f"{surplus}: {spec.kind} does not read it with these options; leave it out")
     own = Path(f"{subject.model}-{subject.run_id}-{eval_id(spec)}.parquet")
     out = command.out or (own if subject.run is None else subject.path / "evals" / f"{eval_id(spec)}.parquet")
     if out.suffix != ".parquet":

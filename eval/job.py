@@ -1,7 +1,7 @@
 """Several evaluations of one run in one process: `python -m eval.job RUN_DIR --spec A.json B.json --corpus DIR`.
 
-Writes RUN_DIR/evals/<eval_id>.parquet and .meta.json, skips what exists, and goes on with what was begun. If one fails, the
-others are still done; the exit code is 2 then."""
+Writes RUN_DIR/evals/<eval_id>.parquet and .meta.json. Finished evaluations are skipped, interrupted ones resumed. If one fails,
+the others are still computed, and the exit code is 2."""
 
 import datetime
 import sys
@@ -31,7 +31,7 @@ from training.signals import EXIT_ERROR, EXIT_FINISHED
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Options of both commands: where evaluations are computed, and what they read."""
+    """Options of both commands: the device, and what evaluations read."""
 
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
@@ -47,11 +47,11 @@ class Job(Command):
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder (runs/SCALE/NAME-ID)."""
     spec: tuple[Path, ...]
-    """JSON files, one evaluation each, bound to what they read."""
+    """JSON files with one bound spec each."""
 
 
 def read_spec(path: Path) -> EvalSpec:
-    """Read one spec. ValueError for a file that is missing, no spec, or does not say all that will be read."""
+    """Read one bound spec. ValueError if the file is missing, is not a spec, or leaves open what will be read."""
     try:
         spec = EVAL_SPEC.validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -62,12 +62,12 @@ def read_spec(path: Path) -> EvalSpec:
 
 
 def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
-    """Tell whether `out` is this very evaluation of this model. A damaged file is made again, and one that was measured on
-    other weights of the same run; both are said. ValueError: it is that of another model or spec."""
+    """Return whether `out` holds this evaluation of this model. If it is damaged, or was measured on other weights of the run,
+    False is returned and the reason printed. ValueError if it is of another model or spec."""
     if not out.exists():
         return False
     if fault_of(out) is not None:
-        print(f"{out} is damaged and made again", file=sys.stderr)
+        print(f"{out} is damaged: evaluating again", file=sys.stderr)
         return False
     meta = read_rows(out)[1]
     if (meta["run_id"], meta["eval_id"]) != (subject.run_id, eval_id(spec)):
@@ -76,23 +76,23 @@ def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
         raise ValueError(f"{out} holds {found}, not {wanted}: delete it, or name another file with --out")
     measured, own = meta.get("weights"), weights_of(subject, spec)
     if measured is not None and own is not None and measured != own:
-        print(f"{out} was measured on weights {measured}, the model has {own}: it is made again", file=sys.stderr)
+        print(f"{out} was measured on weights {measured}, the model has {own}: evaluating again", file=sys.stderr)
         return False
     return True
 
 
 def weights_of(subject: Subject, spec: EvalSpec) -> str | None:
-    """Return the digest of the weights that an evaluation is of; None for one of fresh models."""
+    """Return the digest of the weights that an evaluation reads; None if it builds a fresh model."""
     return None if spec.NEEDS == "spec" else subject.weights
 
 
 def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
-    """Evaluate and write `out` (.parquet and .meta.json). False if it exists already. Samples finished before an interruption
-    lie beside it as .partial.jsonl / .partial.npz and are not computed again."""
+    """Evaluate and write `out` (.parquet and .meta.json). Return False if it exists already. Samples finished before an
+    interruption are kept beside it in .partial.jsonl / .partial.npz and not computed again."""
     subject, name = loaded.subject, eval_id(spec)
     if exists(out, subject, spec):
         return False
-    check_writable(out.parent, "the folder", "name another file with --out")  # and not once all is computed
+    check_writable(out.parent, "the folder", "name another file with --out")  # before anything is computed
     weights = weights_of(subject, spec)
     partial = out.with_name(out.name.removesuffix(".parquet") + ".partial.jsonl")
     identity = "/".join(filter(None, (subject.run_id, name, weights)))
@@ -132,7 +132,7 @@ def run_job(job: Job) -> int:
         except OSError:
             raise  # a full disk, say: nothing else could be written either
         except Exception as error:
-            code, ours = EXIT_ERROR, "an error that this program should not have made"
+            code, ours = EXIT_ERROR, "an unexpected error, which is a bug of this program"
             print(f"error: {out.stem}: {short(error) if isinstance(error, ValueError) else ours}", file=sys.stderr)
             if not isinstance(error, ValueError):
                 traceback.print_exc()

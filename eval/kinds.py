@@ -20,20 +20,20 @@ NAMES = (
 """Folders of eval/ with `spec.py` and `measure.py`."""
 KINDS: dict[str, type[EvalSpec]] = {name: import_module(f"eval.{name}.spec").Spec for name in NAMES}
 TIMED = tuple(name for name, spec in KINDS.items() if "machine" in {field.name for field in fields(spec)})  # type: ignore[arg-type]
-"""Kinds that measure times: each time other ones, and on a CPU with the machine for themselves."""
+"""Kinds that measure times, which are never the same twice; on a CPU they need the machine to themselves."""
 
 _any_spec: Any = Union.__getitem__(tuple(KINDS.values()))
 EVAL_SPEC: TypeAdapter[Any] = TypeAdapter(Annotated[_any_spec, Field(discriminator="kind")])
-"""Specs of every kind as JSON, there and back."""
+"""Reader and writer of specs of every kind as JSON."""
 
 _BOUND = ("corpus", "text", "wording", "dataset", "include", "precision", "machine")
 _UNBOUND = (None, "heldout", "local")
 
 
 def eval_id(spec: EvalSpec) -> str:
-    """Return `kind-xxxxxxxx`: the kind and the first 8 hex digits of the SHA-256 of the fields that are not at their default. A
-    default is for ever: a switch that is added later leaves the names of earlier evaluations as they are. ValueError for a kind
-    that is not listed, whose spec no job could read."""
+    """Return `kind-xxxxxxxx`: the kind and the first 8 hex digits of the SHA-256 of the fields that differ from their defaults.
+    So a field that is added later does not change earlier ids, and a default must never change. ValueError for a kind that is
+    not in NAMES, whose spec no job could read."""
     if KINDS.get(spec.kind) is not type(spec):
         raise ValueError(f"no evaluation is listed as {spec.kind!r}; add its folder's name to NAMES in eval/kinds.py")
     assert not unbound(spec), f"an evaluation without its {', '.join(unbound(spec))} has no identity; see `bound`"
@@ -43,12 +43,12 @@ def eval_id(spec: EvalSpec) -> str:
 
 
 def unbound(spec: EvalSpec) -> list[str]:
-    """Return the fields that `bound` has still to fill in."""
+    """Return the fields that `bound` has not filled in yet."""
     names = [field.name for field in fields(spec)]  # type: ignore[arg-type]  # every kind is a dataclass
     return [name for name in names if name in _BOUND and getattr(spec, name) in _UNBOUND]
 
 
 def unread(specs: Iterable[EvalSpec], sources: UserData) -> list[str]:
-    """Return the flags that were given although none of these (bound) specs reads them."""
+    """Return the flags that were given but that none of these (bound) specs reads."""
     read = {name for spec in specs for name in spec.reads()}
     return [f"--{name.replace('_', '-')}" for name in sources.given() if name not in read]

@@ -1,4 +1,4 @@
-"""Attention speed: what the layers are given is kept from one pass, then attention is timed alone; then whole steps."""
+"""Attention speed: the layers' inputs are recorded in one pass, then attention alone is timed, then whole training steps."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import numpy as np
@@ -21,8 +21,8 @@ Given = tuple[ForgettingAttention, Tensor, Tensor, Tensor, Tensor]
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return times with and without pruning. The weights stay as they were. ValueError: another machine than the spec's, a
-    model without forget gates, or memory too small."""
+    """Return times with and without pruning. The weights are not changed. ValueError on another machine than the spec's, for a
+    model without forget gates, and if memory runs out."""
     machine = check_machine(spec.machine, context.device)
     corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
@@ -37,7 +37,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 def _times(
     model: PreTrainedModel, layers: dict[int, ForgettingAttention], ids_BT: Tensor, spec: Spec, compute: Compute
 ) -> dict[tuple[str, int], np.ndarray]:
-    """Return seconds of every repeat by what is timed, without pruning (0) and with it (1)."""
+    """Return the seconds of every repeat by (quantity, 0 without pruning or 1 with it)."""
     timing = Timing(seq_len=spec.seq_len, batch_size=spec.batch_size, warmup=spec.warmup, repeats=spec.repeats, compile=True)
     given: list[Given] = []
     with compute.inference(), watched(layers, lambda *what: given.append(what)):  # type: ignore[arg-type]
@@ -58,13 +58,13 @@ def _times(
 
 
 def milliseconds(seconds: np.ndarray) -> tuple[float, float, float]:
-    """Return the median, a low and a high quantile."""
+    """Return the median, the low and the high quantile in milliseconds."""
     low, median, high = 1000 * np.quantile(seconds, QUANTILES)
     return median, low, high
 
 
 def _attention(given: list[Given], log_tolerance: float | None, timing: Timing, compute: Compute, backward: bool) -> np.ndarray:
-    """Time each repeat of all layers' attention in seconds, the threshold's computation included."""
+    """Return the seconds of each repeat of all layers' attention, including the computation of the threshold."""
     inputs = [(layer, [x.clone().requires_grad_(backward) for x in tensors]) for layer, *tensors in given]
 
     def attend() -> None:

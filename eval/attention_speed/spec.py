@@ -1,8 +1,8 @@
 """Attention speed (ACP): times with and without adaptive computation pruning.
 
-What pruning saves is in the gates that a model has learned and in the text, so fresh weights or random tokens would not do.
-`attention_forward` and `attention` (forward + backward) are sums over the layers of what each is given in a pass over the text;
-`step` is forward, backward and optimiser. Comparable on one machine, as ratios."""
+How much pruning saves depends on the learned gates and on the text, so a trained model and real text are needed.
+`attention_forward` and `attention` (forward + backward) are sums over the layers, each timed on its inputs in a pass over the
+text; `step` is forward, backward and optimiser. Only ratios on one machine are comparable."""
 
 from dataclasses import replace
 from typing import Literal, Self
@@ -17,22 +17,22 @@ from results.schema import Schema, integer, number, text
 
 @strict
 class Spec(HeldoutSpec):
-    """Time of attention and of training steps with and without adaptive computation pruning, of a trained FoX (ACP)."""
+    """Time of a trained FoX's attention and training steps with and without adaptive computation pruning (ACP)."""
 
     kind: Literal["attention_speed"] = "attention_speed"
     seq_len: PositiveInt
     """Tokens of each document."""
     batch_size: PositiveInt = 1
-    """First documents of the held-out split."""
+    """Number of documents, the first of the held-out split."""
     warmup: NonNegativeInt = 2
-    """Repeats that do not count."""
+    """Untimed repeats before the timed ones."""
     repeats: PositiveInt = 5
     log_tolerance: LogTolerance = -10.0
-    """log(eps) of the pruning."""
+    """log(eps) of adaptive computation pruning."""
     machine: Content = None
     """GPU, or CPU and its cores."""
     rule: Literal["tight"] | None = None
-    """Rule of the pruning; None: the model's own, which is ACP's where it was trained without."""
+    """Pruning rule; None: the model's own, or ACP's if it was trained without pruning."""
 
     GATED = True
     SCHEMA = Schema(

@@ -1,4 +1,4 @@
-"""Eviction: two passes over the same documents, one with all keys and one with those that remain, computed alike.
+"""Eviction: two passes over the same documents, one with all keys and one with the remaining keys, computed alike.
 
 Suffixes: B batch, T tokens, Q queries, D documents, L layers, H heads, P depths."""
 
@@ -21,7 +21,7 @@ from training.progress import Progress
 
 
 def evicted_keys(layer: ForgettingAttention, q: Tensor, k: Tensor, log_fgate: Tensor, log_tolerance: float) -> Tensor:
-    """Count the keys, from the first one on, that each query and all later ones are without, int32 (B, H, Q)."""
+    """Count the leading keys that are evicted for each query and all later ones, int32 (B, H, Q)."""
     return skipped_tiles(q, k, log_fgate, tile=1, adaptive_threshold=layer.threshold(q, k, log_tolerance))
 
 
@@ -30,8 +30,8 @@ def attend_to_all(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, l
 
 
 class Evicting:
-    """Attention to the keys that remain, which notes how many these are. `keys`: of the layers of all documents (H, P) each;
-    `key_bytes`: of one head's key, value and gate, and `whole_bytes` without the gate."""
+    """Attention to the remaining keys, which records their number. `keys`: an array (H, P) per layer and document; `key_bytes`:
+    size of one head's key, value and gate; `whole_bytes`: the same without the gate."""
 
     def __init__(self, spec: Spec):
         self.spec, self.keys = spec, list[np.ndarray]()
@@ -47,8 +47,8 @@ class Evicting:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return counts, bytes and losses. `context.extras` gets context_len, log_tolerance, and sources (the text that each
-    document is from, where the corpus knows). ValueError for a model without forget gates, and what per-token losses raise."""
+    """Return counts, bytes and losses. `context.extras` gets context_len, log_tolerance, and sources (index of each document's
+    source text, if the corpus stores it). ValueError for a model without forget gates, and as in eval/per_token_loss."""
     corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
     layers = gated_layers(model)
@@ -76,7 +76,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def _counts(evicting: Evicting, layers: list[int]) -> list[dict[str, Any]]:
-    """Return keys by head, and bytes by document."""
+    """Return rows of keys by head, and of bytes by document."""
     keys_DLHP = np.stack(evicting.keys).reshape(-1, len(layers), *evicting.keys[0].shape)
     num_documents, num_layers, num_heads, _ = keys_DLHP.shape
     rows = []

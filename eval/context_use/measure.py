@@ -15,9 +15,9 @@ from models.loss import token_losses
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return the mean loss of the targets for each document, place and context. `context.extras` gets sources (the text that
-    each document is from, where the corpus knows). ValueError for too few or too short documents, token ids that mean something
-    else to the model, and a loss that is not finite."""
+    """Return the mean loss of the targets for each document, place and context. `context.extras` gets sources (index of each
+    document's source text, if the corpus stores it). ValueError for too few or too short documents, token ids that are not the
+    model's, and a loss that is not finite."""
     corpus = open_heldout(spec, loaded, context)
     check_positions(loaded.model, max(spec.contexts) + spec.targets, "ask for shorter --contexts")
     tokens_DT = corpus.heldout.read(slice(0, spec.num_documents), 0, max(spec.places))
@@ -30,7 +30,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     }
 
     def run(keys: list[str]) -> list[dict[str, float]]:
-        """Windows of one batch, padded to the right, where a causal model does not look."""
+        """Compute the losses of one batch of windows, right-padded, which a causal model does not see."""
         read_T = [tokens_DT[d, place - spec.targets - length : place] for d, place, length in map(windows.__getitem__, keys)]
         padded_BT = np.stack([np.pad(own_T, (0, max(map(len, read_T)) - len(own_T))) for own_T in read_T])
         inputs_BT, targets_BT = (tensor.to(compute.device) for tensor in bos_roll(padded_BT, corpus.spec.bos_id))

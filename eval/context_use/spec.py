@@ -1,7 +1,8 @@
 """Use of context: the loss of the same tokens with more and more text before them.
 
 Targets are the last `targets` tokens before each of `places` in a held-out document. For every context c one forward pass reads
-BOS, the c tokens before the targets, and the targets. How hard the text is cancels between two contexts, or two models."""
+BOS, the c tokens before the targets, and the targets. In differences between two contexts, or between two models, the
+difficulty of the text cancels."""
 
 from typing import Annotated, Literal
 
@@ -19,13 +20,13 @@ class Spec(HeldoutSpec):
 
     kind: Literal["context_use"] = "context_use"
     contexts: Annotated[tuple[PositiveInt, ...], Once]
-    """Tokens before the targets; a place has those that fit in front of it."""
+    """Tokens before the targets; each place is measured with the contexts that fit before its targets."""
     places: Annotated[tuple[PositiveInt, ...], Once]
-    """Tokens of the document up to the end of the targets."""
+    """Positions in the document at which the targets end."""
     targets: PositiveInt = 512
-    """Tokens whose loss is taken."""
+    """Number of tokens whose loss is averaged."""
     num_documents: PositiveInt
-    """First documents of the held-out split."""
+    """Number of documents, the first of the held-out split."""
 
     SCHEMA = Schema(
         {"document": integer(0), "place": integer(1), "context": integer(1), "loss": number(0)},  # nats per token
@@ -38,7 +39,7 @@ class Spec(HeldoutSpec):
         shortest, longest = min(self.contexts) + self.targets, max(self.contexts) + self.targets
         if min(self.places) < shortest or max(self.places) < longest:
             raise ValueError(
-                f"places {self.places}: {self.targets} targets behind contexts of {min(self.contexts)} to {max(self.contexts)} "
+                f"places {self.places}: {self.targets} targets after contexts of {min(self.contexts)} to {max(self.contexts)} "
                 f"tokens need all places at {shortest} or beyond, and one at {longest} or beyond"
             )
 
@@ -47,7 +48,7 @@ class Spec(HeldoutSpec):
         return self.num_documents, max(self.places)
 
     def places_of(self, context: int) -> tuple[int, ...]:
-        """Return the places that a context fits in front of."""
+        """Return the places that are preceded by enough tokens for this context and the targets."""
         return tuple(place for place in self.places if context + self.targets <= place)
 
     def tokens_read(self) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Decoding: continuations of held-out documents, each way in which a model can keep what it has seen."""
+"""Decoding: continuations of held-out documents with each kind of cache that a model supports."""
 
 import math
 import time
@@ -27,11 +27,11 @@ QUANTILES = (0.2, 0.5, 0.8)
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return a row per cache, length and batch size. ValueError on another machine than the spec's, for a model that is not of
-    this suite, and what `open_heldout` raises."""
+    this suite, and as in `open_heldout`."""
     machine = check_machine(spec.machine, context.device)
     corpus, model, compute = open_heldout(spec, loaded, context), loaded.model, context.compute(spec.precision)
     ways, layers = caches(model), _gated(model)
-    lift_limit()  # fla's kernels at their best, as ours are
+    lift_limit()  # lets fla's kernels be fully tuned, as ours are
     rows = []
     with Progress("decoding", len(ways) * len(spec.lengths) * len(spec.batch_sizes)) as progress:
         for length in spec.lengths:
@@ -47,7 +47,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def caches(model: PreTrainedModel) -> dict[str, NewCache]:
-    """Name the ways in which a model can be decoded, each with what makes its cache for a text of so many tokens."""
+    """Return the kinds of cache that a model supports, each with its maker, which takes the tokens of the longest text."""
     placed = spec_of(model).has_places
     found: dict[str, NewCache] = {"whole": lambda longest: DecodingCache(room=longest if placed else None)}
     layers = _gated(model)
@@ -66,15 +66,15 @@ def _gated(model: PreTrainedModel) -> list[ForgettingAttention]:
 def decoded(
     model: PreTrainedModel, prompts: Sequence[list[int]], new_cache: NewCache, spec: Spec, compute: Compute
 ) -> dict[str, Any]:
-    """Continue a batch of prompts of one length, once untimed, and return what a row says of it. ValueError where it does not
-    fit into memory."""
+    """Continue a batch of prompts of equal length, first once untimed, and return the columns of its row. ValueError if the
+    batch does not fit into memory."""
     batch_size, tokens = len(prompts), sum(map(len, prompts))
     prefills, steps = list[float](), list[float]()
     for repeat in range(1 + spec.repeats):
         caches, ticks = list[DecodingCache](), [0.0]
 
         def cache(longest: int, caches: list[DecodingCache] = caches) -> DecodingCache:
-            if caches:  # asked again, for half of the batch
+            if caches:  # a second call: the batch was halved because memory ran out
                 what = f"{batch_size} texts of {longest} tokens at a time"
                 raise ValueError(f"{what} do not fit into the memory of {compute.device}: ask for fewer or shorter ones")
             caches.append(new_cache(longest))
@@ -87,7 +87,7 @@ def decoded(
         reset_peak_memory(compute.device)
         ticks[0] = time.perf_counter()
         generate(model, prompts, compute, max_new_tokens=spec.new_tokens, stop=tick, cache=cache, batch_tokens=10**9)
-        # After each token every row is asked whether it ends, and all once more when it is over.
+        # `tick` runs for every row after each token, and once more for every row at the end.
         seconds = np.diff([ticks[0], *ticks[1 : 1 + batch_size * spec.new_tokens : batch_size]])
         if repeat:
             prefills.append(float(seconds[0]))

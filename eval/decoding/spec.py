@@ -1,12 +1,12 @@
 """Decoding: speed and memory of a trained model that continues held-out text, token by token.
 
-`cache`: how a model reads what it has seen. whole: all of it. pruned: a FoX leaves out keys that its gates have left nothing of
-(arXiv 2504.06949), in reading the prompt, too. evicting: a FoX with QK-norm lets go of such keys for good. A FoX is decoded in
-every way that it can be, another model whole. On a GPU a step is a CUDA graph, but for models whose states have no fixed place
-(models/cache.py).
+`cache`: the keys that a step reads. whole: all of them. pruned: a FoX skips keys that its gates have decayed to nothing (arXiv
+2504.06949), in the prefill, too. evicting: a FoX with QK-norm removes such keys from the cache. A FoX is measured with every
+cache that it supports, other models with `whole`. On a GPU a step is a CUDA graph, except for models whose states have no fixed
+place (models/cache.py).
 
-Times are of the steps between two tokens of Hugging Face's `generate`, its own work included, without the first few, in which
-kernels are tuned and the graph is made. `cache_bytes`: of all states after the last token."""
+Times are those between two tokens of Hugging Face's `generate`, including its overhead, without the first few steps, in which
+kernels are tuned and the graph is captured. `cache_bytes`: size of all states after the last token."""
 
 from dataclasses import replace
 from typing import Annotated, Literal, Self
@@ -20,33 +20,33 @@ from results.schema import Schema, integer, number, text
 
 CACHES = ("whole", "pruned", "evicting")
 FIRST = 8
-"""Steps that are not counted."""
+"""Decoding steps at the beginning that are not timed."""
 
 
 @strict
 class Spec(HeldoutSpec):
-    """Speed and memory of decoding after held-out text, by its length and the number of sequences at a time."""
+    """Speed and memory of decoding after held-out text, by length and batch size."""
 
     kind: Literal["decoding"] = "decoding"
     lengths: Annotated[tuple[PositiveInt, ...], Once]
-    """Tokens of a text, the new ones included."""
+    """Tokens of a text, including the new ones."""
     batch_sizes: Annotated[tuple[PositiveInt, ...], Once] = (1,)
-    """Sequences at a time: each begins as another document."""
+    """Sequences per batch, each the beginning of a different document."""
     new_tokens: PositiveInt = 64
-    """Tokens that are decoded."""
+    """Number of decoded tokens."""
     repeats: PositiveInt = 2
-    """Continuations that are timed, after one that is not."""
+    """Timed continuations, after an untimed one."""
     log_tolerance: LogTolerance = -10.0
-    """Log of the share of its probability that a query may lose by pruning."""
+    """Log of the share of its attention probability that a query may lose by pruning."""
     machine: Content = None
-    """GPU, or CPU and its cores: another machine's timing is another evaluation."""
+    """GPU, or CPU and its cores; a timing on another machine is another evaluation."""
 
     SCHEMA = Schema(
         {
             "cache": text(CACHES),
             "seq_len": integer(1),
             "batch_size": integer(1),
-            # new tokens of the whole batch in a second: median over the steps, and quantiles of 20% and 80%
+            # new tokens per second of the whole batch: median over the steps, and quantiles of 20% and 80%
             **dict.fromkeys(("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"), number(0)),
             "prefill_tokens_per_s": number(0),
             "cache_bytes": integer(1),
@@ -72,7 +72,7 @@ class Spec(HeldoutSpec):
         return replace(super().bound(setting), machine=setting.machine)
 
     def tokens_read(self) -> list[tuple[int, int]]:
-        texts = 3 * (1 + self.repeats) * sum(self.batch_sizes)  # of a FoX in all ways
+        texts = 3 * (1 + self.repeats) * sum(self.batch_sizes)  # a FoX with all caches
         return [(texts * length, length) for length in self.lengths]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:

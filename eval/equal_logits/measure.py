@@ -16,7 +16,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     model = loaded.fresh()
     attention = next((module for module in model.modules() if isinstance(module, ForgettingAttention)), None)
     if attention is None:
-        raise ValueError(f"{loaded.subject.model} is no attention model, whose weights could be read: choose another model")
+        raise ValueError(f"{loaded.subject.model} is not an attention model and has no attention weights: choose another model")
     length, heads = attention.spec.head_dim, attention.spec.num_heads
     x_BTd = torch.zeros(1, length, attention.spec.hidden_size, device=context.device)
     q, k, _, log_fgate = attention.project(x_BTd, None, *model.model.shared_inputs(x_BTd, None, None))

@@ -1,8 +1,8 @@
-"""Equal logits: the bias towards recent keys that is built in.
+"""Equal logits: the built-in bias towards recent keys.
 
-The first layer of a fresh model is asked with zeros for input, so that every logit is 0; the values are the rows of an identity
-matrix, so that the output of the last query is its weights. With equal logits z stick-breaking gives the key at distance d
-sigmoid(z) (1 - sigmoid(z))^(d - 1); softmax alone gives every key the same."""
+The first attention layer of a fresh model gets zeros as input, so that every logit is 0, and the rows of an identity matrix as
+values, so that the output of the last query is its attention weights. With equal logits z, stick-breaking gives the key at
+distance d the weight sigmoid(z) (1 - sigmoid(z))^(d - 1); softmax alone gives every key the same weight."""
 
 from dataclasses import replace
 from typing import Literal, Self
@@ -19,11 +19,11 @@ from training.spec import RunSpec
 
 @strict
 class Spec(EvalSpec):
-    """Weights of attention when all logits are equal, of the last of as many tokens as a head has channels."""
+    """Attention weights of the last token when all logits are equal, in a text of as many tokens as a head has channels."""
 
     kind: Literal["equal_logits"] = "equal_logits"
     precision: Precision | None = None
-    """Always fp32, which `bound` fills in."""
+    """Always fp32, filled in by `bound`."""
 
     NEEDS = "spec"
     SCHEMA = Schema(
@@ -36,7 +36,7 @@ class Spec(EvalSpec):
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         if not isinstance(run.model, ForgettingTransformerSpec):
-            raise ValueError(f"{run.name} is no attention model, whose weights could be read: choose another model")
+            raise ValueError(f"{run.name} is not an attention model and has no attention weights: choose another model")
 
     def tokens_read(self) -> list[tuple[int, int]]:
         return [(128, 128)]

@@ -1,4 +1,4 @@
-"""Gate maps: two forward passes of one document, watched at the attention layers.
+"""Gate maps: two forward passes of one document, with statistics and maps taken in the attention layers.
 
 Suffixes: T tokens, H heads, D head dimension, G cells of the display grid."""
 
@@ -25,7 +25,7 @@ Head = tuple[int, int]
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return statistics and matrices. `context.extras` gets seq_len, cell, distance, document. ValueError for a model without
-    forget gates, token ids that mean something else to it, and for layers, heads or documents that do not exist."""
+    forget gates, token ids that are not the model's, and for layers, heads or documents that do not exist."""
     corpus = open_heldout(spec, loaded, context)
     document = slice(spec.document, spec.document + 1)
     inputs_BT = bos_roll(corpus.heldout.read(document, 0, spec.seq_len), corpus.spec.bos_id)[0].to(context.device)
@@ -53,7 +53,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         _forward(model, layers, inputs_BT, compute, measure)
         progress.advance()
         shown, count = sorted(set(chosen), key=lambda head: (statistics[head]["median_F"], head)), spec.num_maps
-        if len(shown) > count:  # the two ends, more of the local ones if odd
+        if len(shown) > count:  # the most local and most global heads; one more local head if odd
             shown = shown[: -(-count // 2)] + shown[len(shown) - count // 2 :]
 
         def draw(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate_BTH: Tensor) -> None:
@@ -79,8 +79,8 @@ def median_decay(decay_T: Tensor, distance: int) -> float:
 
 
 def half_life(decay_T: Tensor) -> float:
-    """Return the distance in tokens, interpolated, at which the median of D over queries reaches -log 2. Beyond half the text
-    (too few queries) the decay is taken to go on at its mean rate."""
+    """Return the distance in tokens, interpolated, at which the median of D over queries reaches -log 2. Beyond half the text,
+    where few queries are left, it is extrapolated at the mean rate of decay."""
     target = -math.log(2)
     low, high = 0, len(decay_T) // 2
     at_high = median_decay(decay_T, high)
@@ -98,8 +98,8 @@ def half_life(decay_T: Tensor) -> float:
 
 
 def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return F (mean) and A (maximum) over cells of ceil(T / grid) tokens squared, (G, G), NaN above the diagonal. One block of
-    queries at a time, so that memory stays (cell, T)."""
+    """Return F (mean) and A (maximum) over cells of ceil(T / grid) tokens squared, (G, G), NaN above the diagonal. Queries are
+    processed in blocks, so that memory is (cell, T)."""
     T, D = q_TD.shape
     cell = -(-T // grid)
     size = -(-T // cell)
@@ -124,6 +124,6 @@ def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np
 def _forward(
     model: nn.Module, layers: dict[int, ForgettingAttention], inputs_BT: Tensor, compute: Compute, visit: Callable[..., None]
 ) -> None:
-    """Make one pass, with the logits of the last position only, since none are needed."""
+    """Run one forward pass with `visit` in the layers. No logits are needed, so only the last position's are computed."""
     with compute.inference(), watched(layers, visit):
         model(input_ids=inputs_BT, use_cache=False, logits_to_keep=1)

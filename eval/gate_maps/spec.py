@@ -1,9 +1,9 @@
 """Gate maps of FoX (Fig. 3).
 
-Rows, layers and heads 0-based. Statistics (row = col = -1) of every head: half_life_tokens (distance at which the median of F
-over queries has fallen to a half), median_F (of F_{i, i - distance} over queries i), pruned_share (of the causal tiles of the
-attention kernel that pruning at log_tolerance would skip). Matrices of a few heads, lower triangle of cells of `extras["cell"]`
-tokens squared: "F" the mean and "A" the largest value of the pairs in a cell."""
+Rows: layers and heads are 0-based. Statistics of every head (row = col = -1): half_life_tokens (distance at which the median of
+F over queries has fallen to one half), median_F (of F_{i, i - distance} over queries i), pruned_share (share of the attention
+kernel's causal tiles that pruning at log_tolerance would skip). Matrices of a few heads, the lower triangle of cells of
+`extras["cell"]` tokens squared: "F" is the mean and "A" the largest value of the pairs in a cell."""
 
 from typing import Literal
 
@@ -20,23 +20,23 @@ from training.spec import RunSpec
 
 @strict
 class Spec(HeldoutSpec):
-    """Forget gates of FoX on a real text: statistics of every head, and matrices F and A of a few (Fig. 3)."""
+    """Forget gates of FoX on real text: statistics of every head, and the matrices F and A of a few (Fig. 3)."""
 
     kind: Literal["gate_maps"] = "gate_maps"
     seq_len: PositiveInt = 16384
     """Tokens of the document."""
     document: NonNegativeInt = 0
-    """Number of the held-out document, counted from 0."""
+    """Index of the held-out document (0-based)."""
     layers: tuple[NonNegativeInt, ...] = ()
-    """Layers whose heads may be drawn, counted from 0; none: all."""
+    """Layers (0-based) whose heads may be drawn; default: all."""
     heads: tuple[NonNegativeInt, ...] = ()
-    """Heads that may be drawn, counted from 0; none: all."""
+    """Heads (0-based) that may be drawn; default: all."""
     num_maps: PositiveInt = 4
-    """Heads whose matrices are stored: the most local and the most global ones, half each, by median F."""
+    """Number of heads whose matrices are stored: half the most local ones, half the most global ones, by median F."""
     grid: PositiveInt = 256
-    """Side of the stored matrices."""
+    """Side of the stored matrices, in cells."""
     distance: PositiveInt = 1024
-    """Tokens back at which F is taken for its median (1024 in the suggested criterion)."""
+    """Distance in tokens of the F whose median is taken (1024 in the suggested criterion)."""
     log_tolerance: LogTolerance = -10.0
     """log(eps) of adaptive computation pruning."""
 
@@ -78,5 +78,5 @@ class Spec(HeldoutSpec):
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         table = rows[rows["row"] < 0].groupby("quantity", sort=False)["value"].median()
-        scales = {"median_F": " of 0 to 1", "pruned_share": " of 0 to 1", "half_life_tokens": " tokens"}
+        scales = {"median_F": " (0 to 1)", "pruned_share": " (0 to 1)", "half_life_tokens": " tokens"}
         return [f"  {quantity}: median over heads {value:.4g}{scales[str(quantity)]}" for quantity, value in table.items()]

@@ -21,7 +21,7 @@ WORD = re.compile("[A-Za-z]+")
 
 @dataclass(frozen=True)
 class Item:
-    """Word that is asked for; the passage before it, and the passage's last words. Both end before the space."""
+    """Word to predict, the passage before it, and the passage's last words (`near`); both end before the space."""
 
     document: int
     word: str
@@ -30,7 +30,7 @@ class Item:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per passage. `context.extras` gets sources (the text that each document is from, where the corpus knows).
+    """Return a row per passage. `context.extras` gets sources (index of each document's source text, if the corpus stores it).
     ValueError for held-out text without such words, and for too few documents."""
     corpus = context.heldout(spec.corpus)
     spec.check_extent(*corpus.heldout.shape)
@@ -57,12 +57,13 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def items(texts: Sequence[str], spec: Spec) -> list[Item]:
-    """Return evenly spaced ones of all words that the rule allows (eval/last_words/spec.py), in order. ValueError: none is."""
+    """Return evenly spaced ones of all words that the rule allows (eval/last_words/spec.py), in order. ValueError if there are
+    none."""
     counts = Counter(word.lower() for text in texts for word in WORD.findall(text))
     common = {word for word, _ in counts.most_common(spec.common)}
     found = [item for document, text in enumerate(texts) for item in _candidates(document, text, common, spec)]
     if not found:
-        what = f"no word in {len(texts)} held-out documents has stood {spec.near} to {spec.words} words before"
+        what = f"no word in {len(texts)} held-out documents has occurred {spec.near} to {spec.words} words before"
         raise ValueError(f"{what}: ask for longer passages, words that are more common, or words --anywhere")
     count = min(spec.num_items, len(found))
     return [found[place * len(found) // count] for place in range(count)]
@@ -82,6 +83,6 @@ def _candidates(document: int, text: str, common: set[str], spec: Spec) -> Itera
 
 
 def _row(codec: TextCodec, text: str, word: str) -> Row:
-    """Return the ids of BOS, text and word, and how many the word has."""
+    """Return the ids of BOS, text and word, and the number of the word's ids."""
     answer = codec.answer(text, word)
     return [codec.bos_id, *codec.encode(text), *answer], len(answer)

@@ -1,8 +1,8 @@
-"""Last words of held-out passages, as LAMBADA asks for them: words that the passage tells, and its last lines do not.
+"""Last words of held-out passages, in the manner of LAMBADA: words that the passage tells but its last lines do not.
 
-A passage is the last `words` words up to a word that is asked for. The rule knows no model: the word has four letters or more,
-is none of the `common` most frequent of the held-out text, ends a sentence (unless `anywhere`), and has stood in the passage
-before, but not among its last `near` words. Of all such words in the documents, evenly spaced ones are taken."""
+A passage is the `words` words before a word to predict. The word is chosen without a model: it has four letters or more, is
+none of the `common` most frequent words of the held-out text, ends a sentence (unless `anywhere`), and has occurred in the
+passage before, but not among its last `near` words. Of all such words in the documents, evenly spaced ones are taken."""
 
 from typing import Literal
 
@@ -14,24 +14,24 @@ from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 
 TOKENS_PER_WORD = 2
-"""For estimating costs."""
+"""Used to estimate costs."""
 
 
 @strict
 class Spec(HeldoutSpec):
-    """Last words of held-out passages that need the passage, in the manner of LAMBADA: accuracy and perplexity."""
+    """Last words that can be told from a held-out passage, in the manner of LAMBADA: accuracy and perplexity."""
 
     kind: Literal["last_words"] = "last_words"
     num_documents: PositiveInt
-    """First documents of the held-out split, from which passages are taken."""
+    """Number of documents, the first of the held-out split, from which passages are taken."""
     num_items: PositiveInt = 5000
-    """Passages, or as many as there are."""
+    """Largest number of passages."""
     words: PositiveInt = 200
-    """Words of a passage before the one that is asked for."""
+    """Words of a passage before the word to predict."""
     near: PositiveInt = 20
-    """Last words of the passage among which it has not stood; they are also tried alone."""
+    """Last words of the passage, among which the word does not occur; also measured as the only context."""
     common: PositiveInt = 500
-    """Most frequent words, which are not asked for."""
+    """Number of most frequent words that are never to be predicted."""
     anywhere: bool = False
     """Ask for words that end no sentence, too (for text that is code)."""
 
@@ -40,7 +40,7 @@ class Spec(HeldoutSpec):
             "item": integer(0),
             "document": integer(0),
             "logp": number(high=0),  # nats, of the word given the passage
-            "right": number(0, 100),  # percent: 100 where greedy decoding gives the word
+            "right": number(0, 100),  # percent: 100 if greedy decoding gives the word, else 0
             "logp_near": number(high=0),  # the same, given the last words alone
             "right_near": number(0, 100),
             "num_tokens": integer(1),  # of the word

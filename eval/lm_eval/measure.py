@@ -1,4 +1,4 @@
-"""LM evaluation harness: models as it wants them, with its BOS policy in the open, and its scores turned into rows."""
+"""LM evaluation harness: models behind its interface, with an explicit BOS policy, and its scores as rows."""
 
 import hashlib
 import math
@@ -34,12 +34,12 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 
 
 class HarnessModel(TemplateLM):
-    """Causal language model as the harness wants it: right-padded batches, logits of the scored positions only.
+    """Causal language model behind the harness's interface: right-padded batches, logits of the scored positions only.
 
-    BOS policy: with `add_bos` every context begins with exactly one BOS. Texts without context (rolling perplexity) are
-    conditioned on one BOS in any case, and their later windows get none. With `scores_bos` such a text begins with a second
-    BOS, which is scored: so the authors' `add_bos_token=True` has it.
-    Answers are kept in the context's partial file under the digest of the request."""
+    BOS policy: with `add_bos` every context begins with exactly one BOS. Texts without context (rolling perplexity) are always
+    conditioned on one BOS, and their later windows get none. With `scores_bos` such a text begins with a second BOS, which is
+    scored, as with the authors' `add_bos_token=True`.
+    Answers are saved in the context's partial file under the digest of the request."""
 
     def __init__(self, model: PreTrainedModel, codec: TextCodec, spec: Spec, context: Context, progress: Progress):
         super().__init__()
@@ -85,7 +85,7 @@ class HarnessModel(TemplateLM):
         return [(records[key]["logprob"], records[key]["greedy"]) for key in keys]
 
     def _scored(self, batch: list[str], rows: Mapping[str, Row], places: list[int]) -> list[None]:
-        """Keep the records of these places of a batch."""
+        """Score these places of a batch and save their records."""
         keys = [batch[place] for place in places]
         for key, logits_KV in zip(keys, at_ends(self.model, [rows[key] for key in keys], self._compute), strict=True):
             logprob, greedy = score(rows[key], logits_KV)
@@ -149,14 +149,14 @@ class HarnessModel(TemplateLM):
 
 
 def results_of(tasks: Any, loaded: Loaded, spec: Spec, context: Context, progress: Progress) -> Any:
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness bootstraps standard errors in forked processes otherwise
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # otherwise the harness bootstraps standard errors in forked processes
     lm = HarnessModel(loaded.model, loaded.tokenizer, spec, context, progress)
     return evaluator.evaluate(lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return accuracies in percent, perplexities plain, standard errors alike (NaN where the harness has none). ValueError for
-    unknown tasks, and for data that are neither local nor to be had from the hub."""
+    """Return accuracies in percent and perplexities as they are, with standard errors in the same unit (NaN if the harness has
+    none). ValueError for unknown tasks, and for data that are neither in the local cache nor available from the hub."""
     scratch = tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")
     with Progress("lm-eval (requests)", 0) as progress, scratch, quiet():
         corpus = fingerprint_in(spec.include)
@@ -177,7 +177,7 @@ def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
     scores = results["results"][task]
     names = [name for name in scores if "," in name and "_stderr," not in name]
     metrics = [name.split(",")[0] for name in names]
-    # Behind one of several filters of the answers a metric has the harness's whole name, "exact_match,strict-match".
+    # A metric with several filters of the answers keeps the harness's full names, such as "exact_match,strict-match".
     every = [name if metrics.count(metric) > 1 else metric for name, metric in zip(names, metrics, strict=True)]
     for metric in TABLE[task]["metrics"].split() if task in TABLE else every:
         yield {
@@ -193,7 +193,7 @@ def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
 
 
 def value_of(scores: Mapping[str, Any], metric: str, factor: float) -> dict[str, float]:
-    """Return the value of one of a task's metrics (with its filter, where there are several) and its standard error (NaN where
+    """Return the value of one of a task's metrics (named with its filter if there are several) and its standard error (NaN if
     there is none), times a factor."""
     (name,) = (key for key in scores if metric in (key, key.split(",")[0]))
     error = scores.get(name.replace(",", "_stderr,", 1))

@@ -1,4 +1,4 @@
-"""LM evaluation harness (the package `lm_eval`), with its BOS policy in the open (Tables 1, 7, 8)."""
+"""LM evaluation harness (the package `lm_eval`), with an explicit BOS policy (Tables 1, 7, 8)."""
 
 import re
 from dataclasses import replace
@@ -18,27 +18,27 @@ from results.schema import Schema, integer, number, text
 from training.spec import RunSpec
 
 SHARES = ("acc", "exact_match", "f1")
-"""Beginnings of the metrics that are shares, which are given in percent."""
+"""Prefixes of the metrics that are given in percent."""
 
 
 @strict
 class Spec(EvalSpec):
-    """Zero-shot tasks of the LM evaluation harness, with its BOS policy in the open (Tables 1, 7, 8)."""
+    """Zero-shot tasks of the LM evaluation harness, with an explicit BOS policy (Tables 1, 7, 8)."""
 
     kind: Literal["lm_eval"] = "lm_eval"
     tasks: Annotated[tuple[str, ...], Once] = TASKS
     include: str = "harness"
-    """harness: its own tasks, data from the hub (or the folder given with --include-path, by its digest); local: stand-ins made
-    from the held-out text (of which version and corpus is filled in)."""
+    """harness: its own tasks with data from the hub (or the folder given with --include-path, by its digest); local: stand-ins
+    made from the held-out text (their version and corpus are filled in)."""
     max_length: PositiveInt = 16384
-    """Tokens of a prompt with its answer; longer ones lose their beginning."""
+    """Limit on the tokens of a prompt with its answer; longer ones lose their beginning."""
     batch_size: PositiveInt = 16
-    """Requests at a time."""
+    """Requests per batch."""
     add_bos: bool = True
     """Put BOS before every context (once)."""
     scores_bos: Annotated[bool, tyro.conf.Suppress] = False
-    """Begin whole texts (rolling perplexity) with a BOS that is scored, as `add_bos_token` does in the harness's own class:
-    filled in from `add_bos`. Rows of earlier versions are without that term."""
+    """Begin whole texts (rolling perplexity) with a BOS that is scored, as `add_bos_token` does in the harness's own class.
+    Filled in from `add_bos`; rows of earlier versions lack that term."""
     limit: PositiveInt | None = None
     """Examples per task; default: all."""
     precision: PrecisionOption = None
@@ -48,7 +48,7 @@ class Spec(EvalSpec):
             "task": text(),
             "metric": text(),
             "value": number(),  # percent for accuracies, plain for perplexities
-            "stderr": number(0, nullable=True),  # in the same unit, NaN where unknown
+            "stderr": number(0, nullable=True),  # in the same unit, NaN if unknown
             "num_examples": integer(1),
             "task_version": text(),
             "harness_version": text(),
@@ -113,7 +113,7 @@ class Spec(EvalSpec):
 
 
 def _scale(metric: str) -> str:
-    """Return the scale of a metric as words behind a value; none where it is the metric's own."""
+    """Return the words for a metric's scale, which follow its value; "" if the scale is not known."""
     return " (1 is perfect)" if "perplexity" in metric else " of 100" if metric.startswith(SHARES) else ""
 
 
@@ -127,7 +127,7 @@ def check_names(names: tuple[str, ...], folder: Path | None) -> None:
         if missing := ", ".join(sorted(set(names) - there)):
             what = f"has no task file for {missing}" if there else "holds no lm-eval task file (*.yaml with `task:`)"
             raise ValueError(f"--include-path {folder} {what}")
-    elif unusual := set(names) - set(TASKS):  # only then: reading the harness's thousands of files takes seconds
+    elif unusual := set(names) - set(TASKS):  # only for these: indexing the harness's thousands of files takes seconds
         from eval.lm_eval import task_files
 
         if unknown := ", ".join(sorted(unusual - set(task_files.harness_tasks().task_index))):

@@ -1,4 +1,4 @@
-"""Task files of the harness: its own, those of a folder, and those that put our data under its tasks."""
+"""Task files of the harness: its own, those of a user's folder, and those that run its tasks on our data."""
 
 import contextlib
 import functools
@@ -22,11 +22,11 @@ from eval.shell.stand_ins import VERSION, StandIns
 
 HARNESS_VERSION = importlib.metadata.version("lm_eval")
 PLACES = ("data_files", "data_dir", "dataset_path")
-"""Keys of a task file that say where data lie."""
+"""Keys of a task file that name the paths of data."""
 
 
 def harness_file(name: str) -> str:
-    """Return the path of the harness's own file of one of the paper's tasks."""
+    """Return the path of the harness's task file of one of the paper's tasks."""
     return str(Path(lm_eval.tasks.__file__).parent / TABLE[name]["file"])
 
 
@@ -37,12 +37,12 @@ def harness_tasks() -> TaskManager:
 
 
 def check_inside(folder: Path) -> None:
-    """Raise ValueError where a task file names data or another task file outside the folder, which its digest does not hold."""
+    """Raise ValueError if a task file names data or another task file outside the folder, which its digest does not cover."""
     for path in sorted(folder.rglob("*.yaml")):
         included = set[Path]()
         try:
             names = list(_places(load_yaml(path, resolve_func=False, _seen=included)))
-        except Exception:  # the harness passes over what it cannot read
+        except Exception:  # the harness ignores files that it cannot read
             continue
         harness = Path(lm_eval.tasks.__file__).parent.resolve()
         names += [str(other) for other in included - {path.resolve()} if not other.is_relative_to(harness)]
@@ -66,8 +66,8 @@ def _places(config: Any, named: bool = False) -> Iterator[str]:
 
 
 def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
-    """Load tasks with their data, which leaves these in the local cache. `folder`: of their files, to which relative paths
-    belong; None: the harness's own. ValueError for data that are neither local nor to be had from the hub, and for a task that
+    """Load tasks with their data, which are then in the local cache. `folder`: holds the task files, whose relative paths start
+    there; None: the harness's own. ValueError for data that are neither local nor available from the hub, and for a task that
     samples."""
     own = folder is None and set(names) <= set(TASKS)
     folder = folder and folder.absolute()
@@ -81,7 +81,7 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
         if folder is not None:
             what = f"{', '.join(names)} in {folder} cannot be loaded ({first_line(error)})"
             raise ValueError(f"{what}: check its task file and data") from error
-        what = f"the data of {', '.join(names)} are neither local nor to be had: {first_line(error)}"
+        what = f"the data of {', '.join(names)} are neither in the local cache nor available: {first_line(error)}"
         raise ValueError(f"{what}\nName local task files with --include-path, or fill the cache first, online.") from error
     for name, task in loaded["tasks"].items():
         if task.OUTPUT_TYPE == "generate_until":
@@ -92,8 +92,8 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
 
 
 def answer_options(task: str, options: dict[str, Any]) -> Any:
-    """Return a task's `generation_kwargs` as the harness's models read them: `until` a list, `max_gen_toks` under any of its
-    names (256 by default). ValueError for one that samples."""
+    """Return a task's `generation_kwargs` in the harness's normal form: `until` is a list, and `max_gen_toks` is set from any
+    of its names (256 by default). ValueError for a task that samples."""
     read = normalize_gen_kwargs(options)
     if read["do_sample"]:
         raise ValueError(f"task {task} samples; only greedy generation is offered: leave it out")
@@ -101,7 +101,7 @@ def answer_options(task: str, options: dict[str, Any]) -> Any:
 
 
 def write_task(folder: Path, name: str, rows: list[dict[str, Any]], split: str, lines: Sequence[str]) -> None:
-    """Write NAME.jsonl with the rows, and NAME.yaml: a task on them as `split`, with further lines."""
+    """Write the rows to NAME.jsonl, and NAME.yaml: a task that reads them as its `split`, with further lines."""
     data = folder / f"{name}.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     files = {"cache_dir": str(folder / "cache"), "data_files": {split: str(data)}}
@@ -110,7 +110,7 @@ def write_task(folder: Path, name: str, rows: list[dict[str, Any]], split: str, 
 
 
 def write_stand_ins(stand_ins: StandIns, names: tuple[str, ...], folder: Path) -> Path:
-    """Write the harness's own tasks, templates and metrics on stand-in data."""
+    """Write task files with the harness's own templates and metrics on stand-in data."""
     for name in names:
         split = TABLE[name]["split"]
         lines = [
@@ -126,7 +126,7 @@ def write_stand_ins(stand_ins: StandIns, names: tuple[str, ...], folder: Path) -
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the harness, which reports to stdout and its logger, and the bars of datasets; we have our own progress."""
+    """Silence the harness, which reports to stdout and its logger, and the progress bars of datasets; we show our own."""
     import datasets
 
     logger = logging.getLogger("lm_eval")

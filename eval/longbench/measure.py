@@ -1,7 +1,7 @@
 """LongBench: prompts, greedy answers and their scores.
 
-Prompt templates and metrics are those of the pinned lm-eval package's LongBench tasks, read from its files; `TEMPLATE_FIXES`
-and `score` say where they depart from the public benchmark and are put right."""
+Prompt templates and metrics are those of the pinned lm-eval package's LongBench tasks, read from its files. `TEMPLATE_FIXES`
+corrects templates that differ from the public benchmark; `score` lists the metrics' differences and what is corrected."""
 
 import functools
 import importlib
@@ -26,11 +26,11 @@ from eval.shell.stand_ins import StandIns, fingerprint_in
 from eval.shell.text import TextCodec
 
 FEW_SHOT = ("trec", "triviaqa", "samsum")
-# The public templates separate examples and question by an empty line, and end with a line break where code begins.
+# The public templates have an empty line between examples and question, and a line break at the end where code follows.
 _QUESTION = ("{{context}}\n{{question}}", "{{context}}\n\n{{question}}")
 _CODE = ("Next line of code:", "Next line of code:\n")
 TEMPLATE_FIXES = {"triviaqa": _QUESTION, "samsum": _QUESTION, "lcc": _CODE, "repobench-p": _CODE}
-"""End of the template of the harness (lm-eval 0.4.13) -> of the public benchmark, for data in the public format."""
+"""End of the harness's template (lm-eval 0.4.13), and of the public benchmark's, for data in the public format."""
 
 FIELDS = ("input", "context", "answers", "all_classes")
 
@@ -38,7 +38,7 @@ Example = dict[str, Any]
 
 
 def template_of(task: str) -> str:
-    """Return a task's prompt template (jinja), by the harness's file."""
+    """Return a task's prompt template (jinja) from the harness's file, corrected by TEMPLATE_FIXES."""
     import lm_eval.tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -58,14 +58,14 @@ def _metrics() -> ModuleType:
 
 
 def first_line(prediction: str) -> str:
-    """Return what stands before the first line break, but for leading ones."""
+    """Return the first line, ignoring leading line breaks."""
     return prediction.lstrip("\n").partition("\n")[0]
 
 
 def score(task: str, prediction: str, example: Example) -> float:
-    """Return the best score over the references, 0 to 100, by the harness's functions but for three departures of its own: it
-    strips predictions, which the benchmark does not; its code metric passes over lines of blanks, which the benchmark takes as
-    the prediction; its ROUGE gives 0 for long sentences, where the recursion of the package behind it fails."""
+    """Return the best score over the references, 0 to 100, by the harness's functions, corrected where they differ from the
+    benchmark: the harness strips predictions; its code metric skips blank lines, which the benchmark scores; and its ROUGE
+    is 0 for long sentences, because the package behind it exceeds the recursion limit."""
     metrics = _metrics()
     function = {
         "qa_f1": metrics.qa_f1_score,
@@ -83,14 +83,14 @@ def score(task: str, prediction: str, example: Example) -> float:
 
 
 def _code_similarity(prediction: str, truth: str, **unused: object) -> float:
-    """Return the fuzzy edit ratio of the first line without a backtick, # or //; no such line counts as empty."""
+    """Return the fuzzy edit ratio of the first line without a backtick, # or //; if there is none, of an empty line."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
     return _metrics().fuzz.ratio(line, truth) / 100
 
 
 def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[str, list[Example]]:
-    """Load the examples of each task from where the spec says. ValueError if they are not there, or lack LongBench's fields."""
+    """Load the examples of each task from the spec's data set. ValueError if they are missing or lack LongBench's fields."""
     corpus = fingerprint_in(spec.dataset)
     if corpus is not None:
         stand_ins = StandIns(context.heldout(corpus))
@@ -120,13 +120,14 @@ def _parsed(body: bytes, where: str, task: str) -> list[Example]:
         texts = {name: [example[name]] for name in ("input", "context")} | {name: example[name] for name in lists}
         for name, value in texts.items():
             if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-                raise ValueError(f"{where}, line {number}: `{name}` is no {'list of strings' if name in lists else 'string'}")
+                wanted = "list of strings" if name in lists else "string"
+                raise ValueError(f"{where}, line {number}: `{name}` must be a {wanted}")
     return [*lines.values()]
 
 
 def prompt_ids(template: str, example: Example, codec: TextCodec, max_tokens: int) -> list[int]:
-    """Return the ids of the prompt, BOS first. A longer one keeps the text of its first and last max_tokens / 2 tokens (with
-    BOS), decoded separately and encoded again, so that the length may differ a little."""
+    """Return the ids of the prompt, BOS first. A prompt over max_tokens keeps the text of its first and last max_tokens / 2
+    tokens (with BOS), decoded separately and encoded again, so that its length may differ a little."""
     from lm_eval.utils import apply_template
 
     text = apply_template(template, {**example, "question": example["input"]})
@@ -137,8 +138,8 @@ def prompt_ids(template: str, example: Example, codec: TextCodec, max_tokens: in
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per example; the paper's value of a task is the mean score. Generation is greedy, without a stop string; the
-    prediction is stored whole and scored after the cut to its first line (all tasks, or the few-shot ones: `original_cut`)."""
+    """Return a row per example; the paper's value of a task is the mean score. Generation is greedy, without a stop string. The
+    whole prediction is stored; its first line is scored (with `original_cut` only in few-shot tasks)."""
     examples = load_examples(spec.tasks, spec, context)
     rows = []
     for task in spec.tasks:

@@ -25,7 +25,7 @@ HUB_NAME = "THUDM/LongBench"
 
 
 def _ours(tasks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return tasks by the names of the paper's table, also where LongBench's own are given."""
+    """Return tasks by the names of the paper's table; LongBench's own names are accepted."""
     return tuple(task.replace("-", "_") for task in tasks)
 
 
@@ -37,15 +37,15 @@ class Spec(EvalSpec):
     tasks: Annotated[tuple[str, ...], AfterValidator(_ours), Once] = TASKS
     dataset: str = "hub"
     """hub: THUDM/LongBench (or the folder given with --longbench, by its digest); local: stand-ins made from the held-out text
-    (of which version and corpus is filled in)."""
+    (their version and corpus are filled in)."""
     max_prompt_tokens: PositiveInt = 15500
-    """Tokens of a prompt; the middle of a longer one is left out."""
+    """Limit on the tokens of a prompt; longer prompts lose their middle."""
     original_cut: bool = False
-    """Cut predictions to their first line only where the benchmark does (few-shot tasks), not everywhere."""
+    """Cut predictions to their first line only in few-shot tasks, as the benchmark does, not in all tasks."""
     max_examples: PositiveInt | None = None
-    """Only the first so many of each task."""
+    """Use only the first examples of each task; default: all."""
     max_new_tokens: PositiveInt | None = None
-    """Cap on the tasks' own limits."""
+    """Upper bound on the tasks' own limits of new tokens."""
     precision: PrecisionOption = None
 
     SCHEMA = Schema(
@@ -107,7 +107,7 @@ def hub_name(task: str) -> str:
 
 
 def task_file(folder: Path, task: str) -> Path:
-    """Return the path of a task's data. ValueError where the folder lacks it."""
+    """Return the path of a task's data. ValueError if the folder lacks it."""
     if not (path := folder / f"{hub_name(task)}.jsonl").is_file():
         raise ValueError(f"{folder} has no {path.name}; it must hold one TASK.jsonl per LongBench task asked for")
     return path
@@ -115,11 +115,11 @@ def task_file(folder: Path, task: str) -> Path:
 
 @functools.cache
 def hub_archive() -> Path:
-    """Fetch the benchmark from the hub, or find it in the local cache. ValueError where it is in neither."""
+    """Return the path of the benchmark, from the local cache or fetched from the hub. ValueError if neither has it."""
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(HUB_NAME, "data.zip", repo_type="dataset"))
     except Exception as error:  # the hub client raises many types
-        what = f"LongBench ({HUB_NAME}) is neither in the local cache nor to be had from the hub ({type(error).__name__})"
+        what = f"LongBench ({HUB_NAME}) is neither in the local cache nor available from the hub ({type(error).__name__})"
         raise ValueError(f"{what}.\nWithout internet name a folder with its TASK.jsonl files with --longbench.") from error

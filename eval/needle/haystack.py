@@ -1,4 +1,4 @@
-"""Haystacks, needles hidden in them (as in the LongAlign test, section 6 of the setup), and prompts of a grid."""
+"""Haystacks, the needles hidden in them (as in the LongAlign test, section 6 of the setup), and the prompts of a grid."""
 
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -14,13 +14,13 @@ from eval.shell.context import Context
 from eval.shell.sources import checked
 from eval.shell.text import TextCodec, heldout_texts
 
-SPARE = 64  # tokens of haystack beyond a cell's length, for meeting the count exactly
+SPARE = 64  # tokens of haystack beyond a cell's length, needed to reach an exact count
 MAX_SKIPS = 8
-TOLERANCE = 8  # tokens by which a document may be shorter where a tokeniser does not give back the text it was given
+TOLERANCE = 8  # tokens by which a document may be shorter if the tokeniser does not reproduce its text
 
 
 def haystack_texts(name: str | None, context: Context) -> Iterator[str]:
-    """Texts of the haystack that a bound spec names. ValueError if it is not what is given."""
+    """Return the texts of the haystack that a bound spec names. ValueError if the given one differs."""
     assert name is not None, "an unbound spec"
     if name.startswith("heldout:"):
         return heldout_texts(context.heldout(name.removeprefix("heldout:")))
@@ -50,17 +50,17 @@ def haystack_ids(codec: TextCodec, texts: Iterator[str], num_tokens: int) -> lis
 
 
 def full_stops(codec: TextCodec) -> frozenset[int]:
-    """Return the token ids that are exactly a full stop, alone and behind a word (some tokenisers tell the two apart)."""
+    """Return the token ids of a full stop, alone and after a word (some tokenisers distinguish the two)."""
     found = {ids[-1] for ids in map(codec.encode, (".", "end.")) if ids}
     stops = frozenset(i for i in found if codec.decode([i]).strip() == ".")
     if not stops:
-        raise ValueError("the model's tokeniser has no token for a full stop, so that no needle can be put behind a sentence")
+        raise ValueError("the model's tokeniser has no token for a full stop, so that no needle can be put after a sentence")
     return stops
 
 
 def insertion_point(hay: Sequence[int], depth: float, stops: Collection[int]) -> int:
-    """Return the place of a needle at `depth` percent: behind the closest full stop before it, or at the very beginning if
-    there is none; depth 100 is the very end."""
+    """Return the index at which a needle at `depth` percent is inserted: after the closest full stop before that depth, or at
+    the beginning if there is none; depth 100 is the end."""
     if depth >= 100:
         return len(hay)
     point = int(len(hay) * depth / 100)
@@ -72,16 +72,16 @@ def insertion_point(hay: Sequence[int], depth: float, stops: Collection[int]) ->
 def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int, depth: float, stops: Collection[int]) -> str:
     """Return haystack text with the needle inside that encodes to exactly `num_tokens` tokens.
 
-    What stands before the needle, the needle and what stands behind are joined as text and encoded again: where that joins
-    or splits tokens, the end of the haystack is moved (`hay` needs some to spare), and the needle stays. With a tokeniser that
-    does not give back the text it was given (one that lowers case, say) up to TOLERANCE tokens may be missing. ValueError: the
-    needle alone is longer, or no cut gives the count (a text that hardly encodes)."""
+    The haystack before the needle, the needle and the haystack after it are joined as text and encoded again. If that merges
+    or splits tokens, the end of the haystack is moved (`hay` needs spare tokens) while the needle stays. With a tokeniser that
+    does not reproduce its text (e.g. one that lower-cases) up to TOLERANCE tokens may be missing. ValueError if the needle
+    alone is longer, or no cut gives the count."""
     room = num_tokens - len(codec.encode(needle))
     if room <= 0:
         raise ValueError(f"a needle of {num_tokens - room} tokens does not fit into a document of {num_tokens}")
     assert len(hay) >= num_tokens + MAX_SKIPS
     closest, smallest = "", TOLERANCE + 1
-    for skip in range(MAX_SKIPS):  # a count that encoding leaps over is met with the haystack's first token left out
+    for skip in range(MAX_SKIPS):  # some counts are only reached without the haystack's first tokens
         point, end = skip + insertion_point(hay[skip : skip + room], depth, stops), skip + room
         tried: set[int] = set()
         while end not in tried and point <= end <= len(hay):
@@ -102,7 +102,7 @@ def document(codec: TextCodec, hay: Sequence[int], needle: str, num_tokens: int,
 
 @dataclass(frozen=True)
 class Cell:
-    """Prompt (ids with BOS) of one place of the grid, and the text that should follow."""
+    """Prompt (ids with BOS) at one place of the grid, and the text that should follow it."""
 
     mode: str
     length: int
@@ -117,14 +117,14 @@ class Cell:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Columns that say which of the grid's rows this is."""
+        """Key columns of the cell's row."""
         return {"mode": self.mode, "length": self.length, "depth": self.depth, "sample": self.sample}
 
 
 class CellBuilder:
-    """Maker of prompts from one haystack. Sample 0 is the paper's cell; further samples start further on in the haystack.
+    """Maker of prompts from one haystack. Sample 0 is the paper's cell; further samples start later in the haystack.
 
-    ValueError, from all of its methods, for a length that a needle or a query does not fit into."""
+    All methods raise ValueError for a length into which a needle or a query does not fit."""
 
     def __init__(self, codec: TextCodec, spec: Grid, context: Context):
         self.codec, self.spec = codec, spec
@@ -133,20 +133,20 @@ class CellBuilder:
         self._stops = full_stops(codec)
 
     def places(self) -> Iterator[tuple[int, float, int]]:
-        """Length, depth and number of every sample."""
+        """Yield the length, depth and number of every sample."""
         return product(self.spec.lengths, self.spec.depths, range(self.spec.samples_per_cell))
 
     def cells(self, wordings: Sequence[Wording]) -> Iterator[Cell]:
-        """Make all of the grid; sample s hides the needle s modulo their number."""
+        """Make all cells of the grid; sample s hides needle s modulo the number of needles."""
         for length, depth, sample in self.places():
             wording = wordings[sample % len(wordings)]
             prompt = self._prompt(wording, wording.hidden(self.spec.mode), length, depth, sample)
             yield Cell(self.spec.mode, length, depth, sample, prompt, wording.expected)
 
     def cells_of_ids(self, wordings: Sequence[Wording]) -> Iterator[Cell]:
-        """Make all of the grid of the ids of haystack, needle and query: no text is encoded again, which takes most of the time
-        of many needles, and at the seams the ids may be others than those of the whole text. Place n of the grid hides needle n
-        modulo their number."""
+        """Make all cells by concatenating the ids of haystack, needle and query. No text is encoded again, which would take
+        most of the time with many needles; at the joints the ids may differ from those of the whole text. Place n of the grid
+        hides needle n modulo the number of needles."""
         encode, mode = self.codec.encode, self.spec.mode
         encoded = [(encode(each.hidden(mode)), encode(each.query), each.expected) for each in wordings]
         for place, (length, depth, sample) in enumerate(self.places()):
@@ -158,7 +158,7 @@ class CellBuilder:
             yield Cell(mode, length, depth, sample, self._checked(prompt, length), expected)
 
     def without_needle(self, wording: Wording, length: int, sample: int) -> list[int]:
-        """Return the prompt of a cell whose needle is left out: as much of the same text, and the query."""
+        """Return the prompt of a cell without its needle: the same haystack to the same length, and the query."""
         return self._prompt(wording, "", length, 100.0, sample)
 
     def _prompt(self, wording: Wording, hidden: str, length: int, depth: float, sample: int) -> list[int]:
@@ -168,7 +168,7 @@ class CellBuilder:
         return self._checked([self.codec.bos_id, *self.codec.encode(text + wording.query)], length)
 
     def _haystack(self, length: int, needle: int) -> int:
-        """Return the tokens of haystack round a needle of so many. ValueError where they are too few."""
+        """Return the number of haystack tokens around a needle of `needle` tokens. ValueError if they are too few."""
         haystack = length - self.spec.reserve - needle
         if haystack < LEAST_HAYSTACK:
             what = f"length {length} with a reserve of {self.spec.reserve} leaves {max(haystack, 0)} tokens of haystack"

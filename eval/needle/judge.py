@@ -1,4 +1,4 @@
-"""LLM judge behind any OpenAI-compatible endpoint: patient with failures, and never asked the same thing twice."""
+"""LLM judge behind any OpenAI-compatible endpoint, with retries and a cache of replies."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ _NO_COMPLETION = "(not a chat completion)"
 
 @dataclass
 class Judge:
-    """Judge that scores texts with `model`; every reply is kept on disk under the digest of what was asked. The key is used,
-    never stored.
+    """Judge that scores texts with `model`; every reply with a score is cached on disk under the digest of model and prompt.
+    The key is never stored.
 
-    `retries`: new tries after rate limits (429), server errors and time-outs, waiting longer each time (the client
-    library's back-off, which honours Retry-After). `reasks`: new tries after a reply without a score."""
+    `retries`: retries after rate limits (429), server errors and time-outs, with the client library's back-off (which honours
+    Retry-After). `reasks`: retries after a reply without a score."""
 
     model: str
     url: str
@@ -40,7 +40,7 @@ class Judge:
 
     @classmethod
     def of(cls, model: str, context: Context) -> "Judge":
-        """Take the settings of the command line. ValueError where the address or the key is missing."""
+        """Make a judge from the command line's options. ValueError if the address or the key is missing."""
         sources = context.sources
         if sources.judge_url is None:
             raise ValueError(f"judge {model!r} needs the address of its endpoint: --judge-url")
@@ -50,15 +50,15 @@ class Judge:
         return cls(model, sources.judge_url, key, sources.judge_cache or context.folder / "judge_cache")
 
     def score_all(self, prompts: list[str]) -> list[int]:
-        """Return the score of each prompt, several at a time. Equal prompts are asked once. Raises ValueError as `score` does;
-        scores that came in before are in the cache."""
+        """Return the score of each prompt, several in parallel. Equal prompts are sent once. Raises ValueError as `score` does;
+        scores received before that are in the cache."""
         unique = list(dict.fromkeys(prompts))
         with ThreadPoolExecutor(self.parallel) as pool:
-            scores = dict(zip(unique, pool.map(self.score, unique), strict=True))  # what waits is dropped after an error
+            scores = dict(zip(unique, pool.map(self.score, unique), strict=True))  # waiting prompts are dropped after an error
         return [scores[prompt] for prompt in prompts]
 
     def score(self, prompt: str) -> int:
-        """Score one text. ValueError if the endpoint refuses, stays away, or gives no score 1-10 after `reasks` new tries."""
+        """Score one text. ValueError if the endpoint refuses, is unreachable, or gives no score 1-10 after `reasks` retries."""
         name = hashlib.sha256(json.dumps([self.model, prompt]).encode()).hexdigest()
         path = self.cache / f"{name}.json"
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not asked yet, or a damaged file

@@ -1,5 +1,5 @@
-"""Needle in a haystack: greedy answers and their scores. Match scores need no judge: the prompt already holds the beginning of
-the answer, so the continuation goes on as the sentence does, or it does not."""
+"""Needle in a haystack: greedy answers and their scores. Match scores need no judge: the prompt ends with the beginning of the
+answer, so a correct continuation is the rest of the sentence."""
 
 import re
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ NAMES = (
     "amber birch cedar delta ember fjord grove heath ivory jetty koala larch maple "
     "north ocean pearl quilt river stone tulip umber viola wheat xenon yucca zebra"
 ).split()
-UNRELATED_BELOW = 1 / 3  # shares of common words that unrelated English reaches by chance
+UNRELATED_BELOW = 1 / 3  # share of expected words that unrelated English reaches by chance
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per prompt. Documents of easy and standard cells have exactly length - reserve tokens as the model reads,
-    BOS and query not counted; pass-key prompts have exactly `length`, everything counted. Generation is greedy.
-    `context.extras` gets prompt_tokens: {length: longest prompt, BOS and query included}."""
+    """Return a row per prompt. Documents of easy and standard cells have exactly length - reserve of the model's tokens,
+    without BOS and query; pass-key prompts have exactly `length`, with both. Generation is greedy. `context.extras` gets
+    prompt_tokens: {length: longest prompt, with BOS and query}."""
     path, limit, judge = context.sources.prompts or DEFAULT_WORDING, spec.max_new_tokens, None
     if spec.mode == "passkey":
         limit = min(limit, PASSKEY_NEW_TOKENS)
@@ -76,8 +76,8 @@ def query_line(name: str) -> str:
 
 
 def draw_keys(num_keys: int, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Draw different names, each with a value of four different digits: with repeated ones, copying what follows the last would
-    not be enough. ValueError if there are not enough names."""
+    """Draw distinct names, each with a value of four distinct digits: if digits were repeated, copying what followed the last
+    digit would not be enough. ValueError if there are not enough names."""
     if num_keys > len(NAMES):
         raise ValueError(f"num_keys {num_keys} exceeds the {len(NAMES)} names of keys: ask for fewer")
     names = [NAMES[i] for i in rng.permutation(len(NAMES))[:num_keys]]
@@ -87,10 +87,10 @@ def draw_keys(num_keys: int, rng: np.random.Generator) -> list[tuple[str, str]]:
 def passkey(
     codec: TextCodec, filler: Sequence[int], *, length: int, depth: float, num_keys: int, rng: np.random.Generator
 ) -> tuple[list[int], str]:
-    """Make a document of exactly `length` token ids, BOS and query included, and the value that is due behind it.
+    """Make a prompt of exactly `length` token ids, with BOS and query, and return it with the value that should follow.
 
-    Key-value lines are hidden in filler, which small models can learn: the one that is asked for at `depth` percent, the
-    `num_keys` - 1 others at random places. ValueError if the lines do not fit or there are not enough names."""
+    Key-value lines, which small models can learn, are hidden in filler: the queried one at `depth` percent, the `num_keys` - 1
+    others at random places. ValueError if the lines do not fit or there are not enough names."""
     keys = draw_keys(num_keys, rng)
     lines = [codec.encode(key_line(name, value)) for name, value in keys]
     asked, expected = keys[0]
@@ -108,7 +108,7 @@ def passkey(
 
 
 def take(filler: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
-    """Take `count` ids from a random place of the filler, wrapping round."""
+    """Take `count` ids from a random place of the filler, wrapping around at its end."""
     start = int(rng.integers(0, len(filler)))
     return list(islice(cycle(filler), start, start + count))
 
@@ -139,13 +139,14 @@ def words(text: str) -> list[str]:
 
 
 def exact_match(prediction: str, expected: str) -> bool:
-    """Tell whether the prediction begins with the expected words; case, punctuation and what follows do not count."""
+    """Return whether the prediction begins with the expected words; case, punctuation and further words are ignored."""
     wanted = words(expected)
     return bool(wanted) and words(prediction)[: len(wanted)] == wanted
 
 
 def fuzzy_match(prediction: str, expected: str) -> float:
-    """Return the share of expected words found in order (longest common subsequence) among twice as many of the prediction."""
+    """Return the share of expected words found in order (longest common subsequence) among the prediction's first words, twice
+    as many as expected."""
     wanted = words(expected)
     given = words(prediction)[: 2 * len(wanted)]
     previous = [0] * (len(given) + 1)
@@ -158,5 +159,5 @@ def fuzzy_match(prediction: str, expected: str) -> float:
 
 
 def match_score(exact: bool, fuzzy: float) -> float:
-    """Return 1 to 10: 10 for an exact match, 1 up to a third of the words, a straight line between."""
+    """Return a score of 1 to 10: 10 for an exact match, 1 for up to a third of the words, linear in between."""
     return 10.0 if exact else 1.0 + 9.0 * max(0.0, (fuzzy - UNRELATED_BELOW) / (1.0 - UNRELATED_BELOW))

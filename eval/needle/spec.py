@@ -18,11 +18,11 @@ from training.spec import RunSpec
 
 Depth = Annotated[float, Field(ge=0, le=100, strict=False)]
 LEAST_HAYSTACK = 64
-"""Tokens of text around the needle that make a cell a test of retrieval at all."""
+"""Least number of haystack tokens around the needle: with fewer, a cell is not a test of retrieval."""
 
 
 class HaystackSpec(EvalSpec):
-    """Answers of specs that read a haystack: `text` is held-out text (of a corpus), or the digest of a folder."""
+    """Base of specs that read a haystack: `text` is held-out text (of a corpus), or the digest of a folder."""
 
     text: str | None
     precision: Precision | None
@@ -39,7 +39,7 @@ class HaystackSpec(EvalSpec):
 
 
 def at_places(columns: dict[str, Any], modes: tuple[str, ...] = ("easy", "standard")) -> Schema:
-    """Return the schema of rows one a needle: its place in the grid, and what was measured there."""
+    """Return the schema of one row per needle: its place in the grid, and the measured `columns`."""
     place = {"mode": text(modes), "length": integer(1), "depth": number(0, 100), "sample": integer(0)}
     return Schema({**place, **columns}, key=tuple(place))
 
@@ -49,15 +49,15 @@ class Grid(HaystackSpec):
     """Fields that evaluations with needles share."""
 
     mode: Literal["easy", "standard", "passkey"] = "standard"
-    """standard hides one sentence; easy hides question, answer marker and sentence; passkey hides key-value lines in a form of
-    its own, which small models can learn."""
+    """standard hides one sentence; easy hides question, answer marker and sentence; passkey hides key-value lines, which small
+    models can learn."""
     lengths: Annotated[tuple[PositiveInt, ...], Once] = tuple(range(1000, 32001, 3100))
     """Tokens of the prompts."""
     depths: Annotated[tuple[Depth, ...], Once] = tuple(float(depth) for depth in range(0, 101, 10))
-    """Percent of the text before the needle."""
+    """Places of the needle, in percent of the text."""
     samples_per_cell: PositiveInt = 1
     reserve: NonNegativeInt = 200
-    """Tokens of each length kept free for BOS and the query (passkey counts its query exactly and ignores it)."""
+    """Tokens of each length kept free for BOS and the query (passkey ignores it and counts its query exactly)."""
     text: Content = "heldout"
     """Held-out text (of a corpus, whose fingerprint `bound` adds), or the digest of the folder given with --haystack."""
     wording: Content = None
@@ -65,7 +65,7 @@ class Grid(HaystackSpec):
     precision: PrecisionOption = None
 
     SENTENCES: ClassVar[Path] = DEFAULT_WORDING
-    """File of what is hidden."""
+    """File of the hidden sentences."""
 
     def __post_init__(self) -> None:
         if not self.lengths or not self.depths:
@@ -77,7 +77,7 @@ class Grid(HaystackSpec):
         return replace(super().bound(setting), wording=digest(self.SENTENCES))
 
     def check_sentences(self) -> None:
-        """Raise ValueError where this version hides other sentences than the spec says."""
+        """Raise ValueError if this version's sentences are not the spec's."""
         if (found := digest(self.SENTENCES)) != self.wording:
             raise ValueError(f"the evaluation asks for sentences {self.wording}; this version has {found}: plan it again")
 
@@ -85,9 +85,9 @@ class Grid(HaystackSpec):
         return [(self.samples_per_cell * len(self.depths) * length, length) for length in self.lengths]
 
     def check_cells(self, wordings: Sequence[Wording], tokenizer: str) -> None:
-        """Raise ValueError if a query may not fit into the reserve, or the shortest cell has no haystack worth the name. Tokens
-        are estimated from above, without a tokeniser: these texts have at least 3 bytes a token, 1.5 with a vocabulary of a
-        few thousand (1.52 measured with 512)."""
+        """Raise ValueError if a query may not fit into the reserve, or the shortest cell may have fewer than LEAST_HAYSTACK
+        tokens of haystack. Tokens are bounded from above, without a tokeniser: these texts have at least 3 bytes per token,
+        1.5 with a vocabulary of a few thousand (1.52 measured with 512)."""
         small = tokenizer.startswith("bpe-") and int(tokenizer.removeprefix("bpe-")) < 8192
         per_token = 1.0 if tokenizer == "bytes" else 1.5 if small else 3.0
 
@@ -97,7 +97,7 @@ class Grid(HaystackSpec):
         query, needle = most(each.query for each in wordings), most(each.hidden(self.mode) for each in wordings)
         if query + 1 > self.reserve:
             what = f"the query and BOS have up to {query + 1} tokens ({tokenizer}), more than the {self.reserve} reserved"
-            remedy = "raise the reserve (--reserve; of a scale `needle` in experiments/scales.py)"
+            remedy = "raise the reserve (--reserve, or `needle` of a scale in experiments/scales.py)"
             raise ValueError(f"{what}: prompts would be longer than their cell; {remedy}")
         haystack = min(self.lengths) - self.reserve - needle
         if haystack < LEAST_HAYSTACK:
@@ -108,13 +108,13 @@ class Grid(HaystackSpec):
 
 @strict
 class Spec(Grid):
-    """Needle in a haystack: a sentence in a long text, asked for at the end, over a grid of lengths and depths (Fig. 4)."""
+    """Needle in a haystack: a sentence hidden in a long text and asked for at its end, over lengths and depths (Fig. 4)."""
 
     kind: Literal["needle"] = "needle"
     max_new_tokens: PositiveInt = 1024
-    """Tokens of an answer, which is generated greedily."""
+    """Limit on the tokens of an answer, which is generated greedily."""
     num_keys: PositiveInt = 1
-    """Lines that passkey hides."""
+    """Number of key-value lines that passkey hides."""
     judge: str | None = None
     """Model name of an LLM judge; None scores by exact and fuzzy match."""
 
@@ -159,4 +159,4 @@ class Spec(Grid):
     def summary(self, rows: pd.DataFrame) -> list[str]:
         ends = {1.0: ", the floor", 10.0: ", the ceiling"}
         means = rows.groupby("length")["score"].mean()
-        return [f"  length {length}: mean score {score:.2f} of 1 to 10{ends.get(score, '')}" for length, score in means.items()]
+        return [f"  length {length}: mean score {score:.2f} (1 to 10){ends.get(score, '')}" for length, score in means.items()]

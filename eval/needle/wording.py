@@ -1,4 +1,4 @@
-"""Words of the needle test: what is hidden, what is asked, and how the answer begins. Torch-free."""
+"""Texts of the needle tests: the hidden sentence, the question, and the beginning of the answer. Torch-free."""
 
 import tomllib
 from dataclasses import dataclass, fields
@@ -33,7 +33,7 @@ class Wording:
 
     @classmethod
     def read(cls, path: Path) -> "Wording":
-        """Read a file of texts. ValueError: it is not TOML, has a text too few or too many, or one that breaks the rules."""
+        """Read a file of texts. ValueError if it is not TOML, lacks a text, or has an unknown or an invalid one."""
         texts = _toml(path)
         names = {field.name for field in fields(cls)}
         if set(texts) != names or not all(isinstance(text, str) for text in texts.values()):
@@ -46,16 +46,16 @@ class Wording:
 
     @property
     def expected(self) -> str:
-        """Text with which a perfect model goes on."""
+        """Text with which a perfect model continues the prompt."""
         return self.needle[len(self.answer_start) :].strip()
 
     @property
     def query(self) -> str:
-        """Text behind the document."""
+        """Text after the document."""
         return "\n\n" + " ".join(filter(None, (self.instruction, self.question, self.answer_marker, self.answer_start)))
 
     def hidden(self, mode: str) -> str:
-        """Return the text to hide, on a line of its own; in easy mode the very string that the query repeats."""
+        """Return the text to hide, on a line of its own; in easy mode it contains the question as the query asks it."""
         return f"\n{self.needle}\n" if mode == "standard" else f"\n{self.question} {self.answer_marker} {self.needle}\n"
 
     def judge_prompt(self, prediction: str) -> str:
@@ -70,7 +70,7 @@ def read_facts() -> list[Wording]:
 
 @dataclass(frozen=True)
 class Choices:
-    """Needles of `needle_choice`: a word that is the secret of a holder."""
+    """Needles of `needle_choice`: sentences that give a holder's secret word."""
 
     holders: list[str]
     words: list[str]
@@ -83,7 +83,7 @@ class Choices:
         return cls(**_toml(CHOICES))
 
     def wording(self, holder: str, word: str) -> Wording:
-        """Return the needle that gives a word to a holder."""
+        """Return the needle that says that `word` is the secret word of `holder`."""
         start = self.answer_start.format(holder=holder)
         return Wording(f"{start} {word}.", self.question.format(holder=holder), self.answer_marker, start)
 

@@ -1,4 +1,4 @@
-"""The needle as a choice: log-likelihoods of ten words behind one prompt."""
+"""Needle as a choice: log-likelihoods of ten words after one prompt."""
 
 import numpy as np
 import pandas as pd
@@ -16,8 +16,8 @@ SEED = 20251124
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per needle. Every text has exactly length - reserve tokens. ValueError: the sentences are not those of the
-    spec, a length is too short for them, or the tokeniser has no ten words of as many tokens."""
+    """Return a row per needle. Every text has exactly length - reserve tokens. ValueError if the sentences are not the spec's,
+    a length is too short for them, or the tokeniser does not encode ten of the words to equally many tokens."""
     spec.check_sentences()
     builder = CellBuilder(loaded.tokenizer, spec, context)
     hidden = needles(loaded.tokenizer, len(list(builder.places())))
@@ -27,7 +27,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     asked: dict[str, Row] = {}
     for cell, own in taken:
         for key, words in own.items():
-            word = next(iter(words.values()))  # its last token is not read
+            word = next(iter(words.values()))  # all words of a pass give the same: the last token is not an input
             asked[key] = [*cell.prompt, *word], len(word)
 
     def read(key: str, logits_KV: torch.Tensor) -> dict[str, list[float]]:
@@ -44,8 +44,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def needles(codec: TextCodec, count: int) -> list[tuple[Wording, list[list[int]]]]:
-    """Return for each place of a grid the sentence that it hides, and the ids of the ten words that are offered, the true one
-    first. Every place draws its own, so that a model's liking for a word is not shared between them."""
+    """Return for each place of a grid its hidden sentence and the ids of the ten offered words, the true one first. Every place
+    draws its own words, so that a model's preference for a word is not shared between places."""
     made = Choices.read()
     offers = [_alike(codec, made, holder) for holder in made.holders[:count]]
     drawn = []
@@ -57,18 +57,20 @@ def needles(codec: TextCodec, count: int) -> list[tuple[Wording, list[list[int]]
 
 
 def _alike(codec: TextCodec, made: Choices, holder: str) -> dict[int, list[int]]:
-    """Return the ids, behind a holder's query, of the words of as few tokens as ten of them have, by number."""
+    """Return the ids, by word number, of the words that have n tokens after a holder's query, for the smallest n that at least
+    ten words have."""
     query = made.wording(holder, made.words[0]).query
     ids = [codec.answer(query, word) for word in made.words]
     counts = [len(each) for each in ids]
     enough = [count for count in sorted(counts) if counts.count(count) >= OFFERED]
     if not enough:
-        raise ValueError(f"this tokeniser has no {OFFERED} words of {CHOICES.name} with as many tokens as each other")
+        raise ValueError(f"this tokeniser does not encode {OFFERED} words of {CHOICES.name} to equally many tokens")
     return {number: each for number, each in enumerate(ids) if len(each) == enough[0]}
 
 
 def passes_of(cell: Cell, words: list[list[int]]) -> dict[str, dict[int, list[int]]]:
-    """Return the passes of a cell, by key: words, by place among the ten, that differ in their last token alone share one."""
+    """Return the forward passes of a cell by key, each with its words by place among the ten. Words that differ only in their
+    last token share a pass."""
     groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
     for place, word in enumerate(words):
         groups.setdefault(tuple(word[:-1]), {})[place] = word
@@ -76,6 +78,6 @@ def passes_of(cell: Cell, words: list[list[int]]) -> dict[str, dict[int, list[in
 
 
 def log_probabilities(words: dict[int, list[int]], logits_KV: torch.Tensor) -> list[float]:
-    """Return that of every word of a pass."""
+    """Return the log-probability of every word of a pass."""
     logp_KV = logits_KV.log_softmax(-1).double().cpu()
     return [float(logp_KV[range(len(word)), word].sum()) for word in words.values()]

@@ -1,7 +1,7 @@
-"""The needle as a choice: the word of the hidden sentence among nine that the text does not tell.
+"""Needle as a choice: the word of the hidden sentence against nine words that the text does not name.
 
-Each sample hides another sentence at another place of the haystack (eval/needle/choices.toml). All ten words have as many
-tokens as each other, and which is the true one is drawn: guessing is right in 10% of the cases."""
+Each sample hides a different sentence (eval/needle/choices.toml) at a different place of the haystack. All ten words have
+equally many tokens, and the true one is drawn at random, so that guessing is right in 10% of the cases."""
 
 from typing import Literal
 
@@ -19,17 +19,17 @@ OFFERED = 10
 
 @strict
 class Spec(Grid):
-    """Needle in a haystack as a choice of one word out of ten, by log-likelihood; guessing is right in 10%."""
+    """Needle in a haystack as a choice of one word out of ten, by log-likelihood; guessing is right in 10% of the cases."""
 
     kind: Literal["needle_choice"] = "needle_choice"
     mode: Literal["easy", "standard"] = "standard"
     samples_per_cell: PositiveInt = 64
-    """Needles per cell. Words of one token, as common words are, take one pass for all ten."""
+    """Needles per cell. If the words are single tokens, as common words are, all ten take one forward pass."""
 
     SENTENCES = CHOICES
     SCHEMA = at_places(
         {
-            "right": number(0, 100),  # percent: 100 where the true word is the likeliest
+            "right": number(0, 100),  # percent: 100 if the true word is the likeliest, else 0
             "logp": number(high=0),  # nats, of the true word
             "logp_others": number(high=0),  # of the likeliest of the nine
             "num_tokens": integer(1),  # of a word
@@ -43,4 +43,4 @@ class Spec(Grid):
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         means = rows.groupby("length")["right"].mean()
-        return [f"  length {length}: {share:.0f}% right of 10 (guessing) to 100" for length, share in means.items()]
+        return [f"  length {length}: {share:.0f}% right (guessing: 10%)" for length, share in means.items()]

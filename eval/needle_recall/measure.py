@@ -1,4 +1,4 @@
-"""Needle recall: teacher-forced scores of the answers, with the needle in the text and without it."""
+"""Needle recall: teacher-forced scores of the answers, with and without the needle in the text."""
 
 import pandas as pd
 
@@ -11,8 +11,8 @@ from eval.shell.loading import Loaded
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per needle. Every text has exactly length - reserve tokens as the model reads it, needle or not. ValueError:
-    the sentences are not those of the spec, or a length is too short for them."""
+    """Return a row per needle. Every text has exactly length - reserve of the model's tokens, with or without the needle.
+    ValueError if the sentences are not the spec's, or a length is too short for them."""
     spec.check_sentences()
     facts, codec = read_facts(), loaded.tokenizer
     builder = CellBuilder(codec, spec, context)

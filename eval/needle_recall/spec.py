@@ -1,6 +1,6 @@
-"""Needle recall in nats: a score that has no floor.
+"""Needle recall in nats: a score without a floor.
 
-Each sample hides another of the sentences in eval/needle/facts.toml at another place of the haystack. `recall_nats` is
+Each sample hides a different sentence of eval/needle/facts.toml at a different place of the haystack. `recall_nats` is
 log p(answer | text with the needle, question) - log p(answer | the same text without it, question), summed over the answer's
 tokens: 0 is no recall, -log p without the needle is perfect recall."""
 
@@ -18,12 +18,12 @@ from training.spec import RunSpec
 
 @strict
 class Spec(Grid):
-    """Needle recall in nats: how much likelier a hidden sentence makes the answer that it holds; no score that has a floor."""
+    """Needle recall in nats: how much likelier a hidden sentence makes the answer that it holds; a score without a floor."""
 
     kind: Literal["needle_recall"] = "needle_recall"
     mode: Literal["easy", "standard"] = "standard"
     samples_per_cell: PositiveInt = 20
-    """Needles per cell; beyond the 20 sentences they come again, at other places."""
+    """Needles per cell; beyond the 20 sentences they are repeated at other places."""
 
     SENTENCES = FACTS
     SCHEMA = at_places(
@@ -44,6 +44,6 @@ class Spec(Grid):
     def summary(self, rows: pd.DataFrame) -> list[str]:
         table = rows.groupby("length")[["recall_nats", "logp_without"]].mean()
         return [
-            f"  length {length}: mean recall {row['recall_nats']:.2f} nats of 0 (none) to {-row['logp_without']:.2f} (perfect)"
+            f"  length {length}: mean recall {row['recall_nats']:.2f} nats (0 is none, {-row['logp_without']:.2f} is perfect)"
             for length, row in table.iterrows()
         ]

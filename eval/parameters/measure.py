@@ -1,4 +1,4 @@
-"""Parameters, read off the modules."""
+"""Parameters of a model, from its modules."""
 
 import pandas as pd
 
@@ -8,8 +8,8 @@ from eval.shell.loading import Loaded
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row per parameter; names are without the head's prefix for the backbone. The input embedding has the same name
-    in every model. One that is tied to the output head is one row, the head's."""
+    """Return a row per parameter; names omit the prefix of the backbone. The input embedding has the same name in every model.
+    If it is tied to the output head, there is one row, the head's."""
     model = loaded.fresh()
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight

@@ -30,5 +30,5 @@ class Spec(EvalSpec):
 
 
 def counted(rows: pd.DataFrame) -> int:
-    """Return the parameters without the input embedding, but with the output head: the paper's count."""
+    """Return the number of parameters without the input embedding but with the output head, as the paper counts."""
     return int(rows.loc[rows["name"] != INPUT_EMBEDDING, "count"].sum())

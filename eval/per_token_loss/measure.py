@@ -23,9 +23,10 @@ SECONDS_BETWEEN_SAVES = 20.0
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return the negative log-likelihood in nats of each token, given BOS and the tokens before it; one pass per document.
-    `context.extras` gets sources (the text that each document is from, where the corpus knows), unigram_entropy (nats per token
-    of the evaluated targets), train_seq_len, context_len and seconds_per_document (median, without the first, which may
-    compile). ValueError for too few or too short documents, token ids that mean something else to the model, and a NaN loss."""
+    `context.extras` gets sources (index of each document's source text, if the corpus stores it), unigram_entropy (nats per
+    token of the evaluated targets), train_seq_len, context_len and seconds_per_document (median, without the first, which may
+    compile). ValueError for too few or too short documents, token ids that are not the model's, and losses that are not finite.
+    """
     corpus = open_heldout(spec, loaded, context)
     check_positions(loaded.model, spec.context_len, "lower --context-len")
     sums = _Sums(spec, context, vocab_size(loaded.model))
@@ -71,7 +72,7 @@ class _Sums:
     def add(self, target_T: np.ndarray, loss_T: np.ndarray) -> None:
         self.bands_NK[self.done] = np.add.reduceat(loss_T, self.edges[:-1]) / np.diff(self.edges)
         total_T, counts_V = self.total_T + loss_T, self.counts_V + np.bincount(target_T, minlength=len(self.counts_V))
-        # One assignment: an interrupt falls before it or after it, never between sum and count.
+        # One assignment, so that an interrupt cannot fall between sum and count.
         self.total_T, self.counts_V, self.done = total_T, counts_V, self.done + 1
 
     def save(self) -> None:

@@ -1,8 +1,8 @@
 """Per-token loss (Fig. 2 and every loss curve; perplexity follows from it).
 
-Rows: the curve has document = -1, width = 1 and one row a position (1-based): the mean over `num_documents` documents. Below
-it, for each document, the mean over each of 16 equal bands of the context: `position` is the band's last, `width` its length.
-So differences between models can be paired by document."""
+Rows: the curve has document = -1, width = 1 and one row per position (1-based), the mean over `num_documents` documents. Then
+come, for each document, the means over 16 equal bands of the context: `position` is the band's last, `width` its length. With
+these, differences between models can be paired by document."""
 
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ class Spec(HeldoutSpec):
     context_len: PositiveInt
     """Tokens of each document."""
     num_documents: PositiveInt
-    """First documents of the held-out split, over which the mean is taken."""
+    """Number of documents, the first of the held-out split, over which the mean is taken."""
 
     SCHEMA = Schema(
         {

@@ -1,4 +1,4 @@
-"""Pruning: passes over the same documents with and without it, counted at the attention layers.
+"""Pruning: passes over the same documents with and without it, with counts of skipped tiles in the attention layers.
 
 Suffixes: B batch, T tokens (or keys), Q queries, H heads, M query tiles."""
 
@@ -32,9 +32,9 @@ Skip = Callable[[ForgettingAttention, Tensor, Tensor, Tensor], Tensor]
 
 @contextmanager
 def attending(layers: Layers, attend: Attend) -> Iterator[None]:
-    """Make the layers attend by `attend`, whatever their spec says."""
+    """Replace the attention of the layers by `attend`."""
     for layer in layers.values():
-        # No text is padded here, and no FoX of the papers has a window.
+        # The other arguments are unused: no text is padded here, and no FoX of the papers has a window.
         layer.attend = lambda q, k, v, f, start, layer=layer: attend(layer, q, k, v, f)  # type: ignore
         layer.attend_newest = lambda q, k, v, sums, *_, layer=layer: attend(layer, q, k, v, gates_of_sums(sums))  # type: ignore
     try:
@@ -49,7 +49,7 @@ def attend_whole(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, lo
 
 
 class Pruned:
-    """Pruned attention, which notes what it skips in each document by layer and head."""
+    """Pruned attention, which records what it skips in each document by layer and head."""
 
     def __init__(self, spec: Spec):
         self.spec, self.document = spec, 0
@@ -66,7 +66,7 @@ class Pruned:
     def _count(self, layer: int, count_HM: np.ndarray, num_keys: int) -> None:
         if count_HM.shape[1] == 1:  # one decoded token
             self._keys.setdefault(layer, []).append(num_keys - self.spec.tile * count_HM[:, 0])
-        elif num_keys == self.spec.context_len:  # not the prompt that is decoded on
+        elif num_keys == self.spec.context_len:  # not the prompt of `_decoded`
             share_H = count_HM.sum(1) / np.arange(1, count_HM.shape[1] + 1).sum()
             self._add("tiles_pruned", layer, share_H)
             if self.document == 0:
@@ -85,7 +85,7 @@ class Pruned:
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return counts and losses. `context.extras` gets context_len, tile, decoded_tokens and log_tolerance. ValueError for a
-    model without forget gates, and what per-token losses raise."""
+    model without forget gates, and as in eval/per_token_loss."""
     corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
     layers = gated_layers(model)
@@ -116,7 +116,7 @@ def _inputs(target_T: np.ndarray, bos_id: int, device: str) -> Tensor:
 
 
 def _decoded(model: nn.Module, target_T: np.ndarray, bos_id: int, count: int, compute: Compute) -> float:
-    """Return the mean loss of the last `count` tokens, each given to the model alone."""
+    """Return the mean loss of the last `count` tokens, decoded one at a time from the cache."""
     inputs_BT = _inputs(target_T, bos_id, compute.device)
     losses = []
     with compute.inference():
@@ -130,8 +130,8 @@ def _decoded(model: nn.Module, target_T: np.ndarray, bos_id: int, count: int, co
 def most_dropped(
     model: nn.Module, layers: Layers, target_T: np.ndarray, bos_id: int, compute: Compute, skip: Skip, tile: int
 ) -> dict[tuple[int, int], float]:
-    """Return the largest probability that a query loses to what is skipped, by layer and head: 1 - exp(lse of what is left -
-    lse of all), in fp64."""
+    """Return the largest attention probability that a query loses by skipped tiles, by layer and head: 1 - exp(lse of the
+    remaining keys - lse of all keys), in fp64."""
     found: dict[tuple[int, int], float] = {}
 
     def attend(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:

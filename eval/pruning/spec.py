@@ -1,9 +1,10 @@
-"""Pruning (ACP, arXiv 2504.06949): what it skips in a trained FoX, and that it changes nothing.
+"""Pruning (ACP, arXiv 2504.06949): how much it skips in a trained FoX, and its effect on the loss.
 
-Rows, documents, layers and heads 0-based, -1: not of one. Of every head and document: tiles_pruned (share of the causal tiles
-that is skipped) and keys_read (keys touched per decoded token, mean); of document 0 also dropped (largest probability that a
-query loses) and first_tile (the first key tile that query tile `position` computes). Of every document: loss and loss_pruned
-(mean nats per token of one pass), decoded_loss and decoded_loss_pruned (of the last tokens, one by one from the cache)."""
+Rows: documents, layers and heads are 0-based; -1 means none in particular. Per head and document: tiles_pruned (skipped share
+of the causal tiles) and keys_read (mean number of keys read per decoded token); for document 0 also dropped (largest
+attention probability that a query loses) and first_tile (first key tile that query tile `position` computes). Per document:
+loss and loss_pruned (mean nats per token in one pass), decoded_loss and decoded_loss_pruned (of the last tokens, decoded one
+by one from the cache)."""
 
 from typing import Literal
 
@@ -21,7 +22,7 @@ QUANTITIES = (
 
 
 def by_place(quantities: tuple[str, ...]) -> Schema:
-    """Return the schema of rows one a quantity and place: a document, a head, a position."""
+    """Return the schema of one row per quantity and place (document, head, position)."""
     place = ("document", "layer", "head", "position")
     columns = {"quantity": text(quantities), **dict.fromkeys(place, integer(-1)), "value": number(0)}
     return Schema(columns, key=("quantity", *place))
@@ -29,14 +30,14 @@ def by_place(quantities: tuple[str, ...]) -> Schema:
 
 @strict
 class PrunedSpec(HeldoutSpec):
-    """Fields that evaluations of what a FoX need not read share."""
+    """Base of evaluations of the keys that a FoX can skip."""
 
     context_len: PositiveInt
     """Tokens of each document."""
     num_documents: PositiveInt = 8
-    """First documents of the held-out split."""
+    """Number of documents, the first of the held-out split."""
     log_tolerance: LogTolerance = -10.0
-    """log(eps) of the pruning: of the share of its probability that a query may lose."""
+    """log(eps) of the pruning: log of the share of its attention probability that a query may lose."""
 
     GATED = True
 
@@ -47,15 +48,15 @@ class PrunedSpec(HeldoutSpec):
 
 @strict
 class Spec(PrunedSpec):
-    """Share of attention that adaptive computation pruning skips in a trained FoX, and what it changes (ACP)."""
+    """Share of attention that adaptive computation pruning skips in a trained FoX, and its effect on the loss (ACP)."""
 
     kind: Literal["pruning"] = "pruning"
     tile: PositiveInt = 128
-    """Tokens of a tile's side; 128 are the kernels' own, smaller ones say something of contexts of a few hundred tokens."""
+    """Side of a tile in tokens: 128 as in the kernels; smaller tiles are for contexts of a few hundred tokens."""
     decoded_tokens: PositiveInt = 32
     """Tokens at the end of each document that are decoded from the cache."""
     rule: Literal["tight"] | None = None
-    """Rule of the pruning; None: the model's own, which is ACP's where it was trained without."""
+    """Pruning rule; None: the model's own, or ACP's if it was trained without pruning."""
 
     SCHEMA = by_place(QUANTITIES)
 

@@ -14,7 +14,7 @@ BATCH_TOKENS = 2**15
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return the answers of each sequence, counted. ValueError for a run of another task, or of none."""
+    """Return the counts of each sequence's answers. ValueError for a run that was not trained on the spec's task."""
     run = loaded.subject.run
     if run is None or run.data.recall is None or run.data.fingerprint != spec.corpus:
         other = f"which {loaded.subject.model} was not trained on: name another"
@@ -38,7 +38,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def judged(tokens_NT: np.ndarray, answers_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tell the answers that are the pair's value, and those that are a value which its key had before: both (N, P)."""
+    """Return masks (N, P) of the answers that are the pair's value, and of those that are an earlier value of its key."""
     keys_NP, values_NP = tokens_NT[:, ::2], tokens_NT[:, 1::2]
     correct_NP = answers_NP == values_NP
     earlier_PP = np.tri(keys_NP.shape[1], k=-1, dtype=bool)

@@ -1,6 +1,6 @@
 """Recall: accuracy on the synthetic task that a run was trained on (data/recall.py).
 
-Rows: one a sequence, with how many of its queries were answered, and how many with a value that the key had been given earlier
+Rows: one per sequence, with the numbers of its queries, of correct answers, and of answers with an earlier value of the key
 (`num_stale`). Guessing gives 1 / num_symbols."""
 
 from dataclasses import replace
@@ -18,13 +18,13 @@ from training.spec import RunSpec
 
 @strict
 class Spec(EvalSpec):
-    """Accuracy on the synthetic recall task that a run was trained on, over sequences that no training sees."""
+    """Accuracy on the synthetic recall task that a run was trained on, over held-out sequences."""
 
     kind: Literal["recall"] = "recall"
     num_sequences: PositiveInt = 512
-    """Sequences; the largest logit counts at every query of them."""
+    """Number of held-out sequences. The answer to a query is the token with the largest logit."""
     seq_len: PositiveInt | None = None
-    """Length of the task, filled in."""
+    """Sequence length of the task, filled in."""
     corpus: Content = None
     """Fingerprint of the task."""
     precision: PrecisionOption = None
@@ -40,7 +40,7 @@ class Spec(EvalSpec):
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         if run.data.recall is None:
-            raise ValueError(f"recall is measured of runs that were trained on the recall task; {run.name} was trained on text")
+            raise ValueError(f"recall is measured only for runs on the recall task; {run.name} was trained on text")
 
     def tokens_read(self) -> list[tuple[int, int]]:
         assert self.seq_len is not None, "an unbound spec"
@@ -49,6 +49,6 @@ class Spec(EvalSpec):
     def summary(self, rows: pd.DataFrame) -> list[str]:
         queries = rows["num_queries"].sum()
         return [
-            f"  {rows['num_correct'].sum() / queries:.4f} of {queries:,} queries answered (1 is perfect), "
+            f"  {rows['num_correct'].sum() / queries:.4f} of {queries:,} queries answered correctly (1 is perfect), "
             f"{rows['num_stale'].sum() / queries:.4f} with an earlier value of the key"
         ]

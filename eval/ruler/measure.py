@@ -1,4 +1,4 @@
-"""RULER's single needles: examples, the task files that bring them into the harness, and its scores as rows."""
+"""RULER's single needles: examples, the task files by which the harness reads them, and its scores as rows."""
 
 import json
 import re
@@ -28,7 +28,7 @@ DEPTHS = np.linspace(0, 1, 40)
 
 
 class Examples:
-    """Maker of examples, a function of tokeniser, text, task, length and number alone."""
+    """Maker of examples, which depend only on tokeniser, text, task, length and number."""
 
     def __init__(self, spec: Spec, codec: TextCodec, texts: Iterator[str]):
         self.spec, self.codec = spec, codec
@@ -36,7 +36,7 @@ class Examples:
         self.hay = haystack_ids(codec, words, max(spec.lengths)) if set(spec.tasks) & set(TASKS[1:]) else []
 
     def make(self, task: str, length: int, number: int) -> dict[str, Any]:
-        """Make one example. ValueError for a length that the frame does not fit into."""
+        """Make one example. ValueError for a length into which the frame does not fit."""
         draw = np.random.default_rng([TASKS.index(task), length, number])
         kind = "uuid" if task == TASKS[2] else "number"
         key = f"{draw.choice(TEXTS['adjectives'])}-{draw.choice(TEXTS['nouns'])}"
@@ -68,7 +68,7 @@ class Examples:
         return "\n".join(lines)
 
     def _hidden(self, needle: str, size: int, depth: float) -> str:
-        """Return the text with the needle behind one of its sentences (or lines)."""
+        """Return the text with the needle after one of its sentences, or at its beginning or end."""
         text = self.codec.decode(self.hay[:size]).strip()
         ends = [0, *(found.end() for found in re.finditer(r"[.!?] ", text)), len(text)]
         at = ends[round(depth * (len(ends) - 1))]
@@ -76,7 +76,7 @@ class Examples:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return a row for each task and length. ValueError: a length is too short, or haystack or version are not the spec's."""
+    """Return a row per task and length. ValueError if a length is too short, or haystack or version are not the spec's."""
     if spec.version != VERSION:
         raise ValueError(f"version {spec.version}: this suite makes examples of version {VERSION}; plan it again")
     examples = Examples(spec, loaded.tokenizer, haystack_texts(spec.text, context))
@@ -97,7 +97,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def _form(spec: Spec) -> list[str]:
-    """Lines of a task file: how a model is asked, and how its answers are scored."""
+    """Return the lines of a task file that say how a model is asked and how its answers are scored."""
     lines = [f"include: {json.dumps(str(Path(__file__).with_name(f'{spec.answers}.yaml')))}"]
     if spec.answers == "generate":
         limits = {"do_sample": False, "max_gen_toks": spec.max_new_tokens, "until": []}

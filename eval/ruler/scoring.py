@@ -7,5 +7,5 @@ from lm_eval.tasks.ruler.common_utils import postprocess_pred, string_match_all
 
 
 def score(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Return whether the value is in what was written, by the harness's own rule."""
+    """Return whether the generated answer contains the value, by the harness's own rule."""
     return {"score": string_match_all(postprocess_pred(results), [doc["outputs"]])}

@@ -1,8 +1,8 @@
 """RULER's single needles through the LM evaluation harness.
 
-A magic number (1 and 2) or UUID (3) of a key is hidden in a repeated sentence (1) or in text (2 and 3), and asked for. Frame
-and scoring are the harness's; its own makers of examples need packages and essays from the network, so examples are made here,
-of the same form: keys are of our own word lists, and the text is the held-out one unless --haystack names essays."""
+A key's magic number (1 and 2) or UUID (3) is hidden in repeated sentences (1) or in text (2 and 3), and asked for. Frame and
+scoring are the harness's. Its own makers of examples need packages and essays from the network, so examples of the same form
+are made here: keys come from our own word lists, and the text is held-out text unless --haystack names essays."""
 
 from dataclasses import replace
 from typing import Annotated, Literal, Self, get_args
@@ -17,7 +17,7 @@ from results.schema import Schema, integer, number
 from results.schema import text as text_column
 
 VERSION = 2
-"""Version of the maker of examples: raise it with whatever changes one. Texts of version 1 were up to 16% too short."""
+"""Version of the examples: raise it with every change of one. Texts of version 1 were up to 16% too short."""
 Task = Literal["niah_single_1", "niah_single_2", "niah_single_3"]
 TASKS: tuple[Task, ...] = get_args(Task)
 CHOICES = 4
@@ -30,17 +30,17 @@ class Spec(HaystackSpec):
     kind: Literal["ruler"] = "ruler"
     tasks: Annotated[tuple[Task, ...], Once] = TASKS
     lengths: Annotated[tuple[PositiveInt, ...], Once]
-    """Tokens, answer included."""
+    """Tokens of a prompt with its answer."""
     samples: PositiveInt = 500
     """Examples of each task at each length."""
     answers: Literal["generate", "choose"] = "generate"
-    """generate: look for the value in what is written, as RULER does; choose: take the likeliest of four values, in which
-    models too small to spell one differ (guessing gives a quarter)."""
+    """generate: look for the value in the generated answer, as RULER does; choose: take the likeliest of four values, which
+    also tells apart models that are too small to spell one (guessing gives a quarter)."""
     max_new_tokens: PositiveInt = 128
     text: str = "heldout"
     """Held-out text (of a corpus, whose fingerprint is filled in), or the digest of the folder given with --haystack."""
     version: Annotated[PositiveInt, tyro.conf.Suppress] = 1
-    """Version of the examples, filled in; rows of the first do not name it."""
+    """Version of the examples, filled in; rows of version 1 do not name it."""
     precision: PrecisionOption = None
 
     SCHEMA = Schema(

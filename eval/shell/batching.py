@@ -1,5 +1,5 @@
-"""Prompts of different lengths in batches of bounded memory, the longest first, halved where one does not fit; and the
-log-probabilities of given continuations in such a batch: right-padded, logits of the last positions only."""
+"""Batches of prompts of different lengths: of bounded memory, longest first, and halved when one does not fit. Also the
+log-probabilities of given continuations, in right-padded batches with the logits of the last positions only."""
 
 import inspect
 import sys
@@ -22,7 +22,7 @@ MAX_BATCH = 256
 
 Result = TypeVar("Result")
 Row = tuple[list[int], int]
-"""Token ids, and how many of the last are looked at."""
+"""Token ids, and how many of the last ones are scored."""
 Scored = tuple[float, bool]
 Record = dict[str, Any]
 _extrapolating: WeakSet[nn.Module] = WeakSet()
@@ -36,9 +36,9 @@ def in_batches(
     batch_tokens: int | None = None,
     on_done: Callable[[int, Result], None] | None = None,
 ) -> list[Result]:
-    """Return what `run(indices)` gives for each of the prompts, in their order, and tell `on_done(index, result)` as soon as
-    one is finished. `lengths`: their tokens, new ones included; `batch_tokens` bounds batch size x longest (None: by device).
-    The longest come first, so that a prompt too long for the machine is known at once: ValueError."""
+    """Call `run(indices)` on batches and return the results in the order of the prompts. `lengths`: tokens of each prompt, new
+    ones included. `batch_tokens` bounds batch size x longest prompt (None: by device). `on_done(index, result)` is called as
+    soon as a prompt is finished. The longest come first, so that ValueError for one too long for the memory is raised early."""
     budget = batch_tokens or (BATCH_TOKENS_GPU if compute.on_cuda else BATCH_TOKENS_CPU)
     results: dict[int, Result] = {}
     todo = list(batches(lengths, budget))
@@ -67,8 +67,8 @@ def in_batches(
 def recorded(
     what: str, lengths: Mapping[str, int], context: Context, compute: Compute, run: Callable[[list[str]], list[Record]]
 ) -> dict[str, Record]:
-    """Return the records of the partial file with one for each prompt, which `run(keys)` makes of a batch and which is kept as
-    soon as it is there. `lengths`: tokens of the prompts by key; `what` they are for, in words."""
+    """Return the records of the partial file after adding those of missing prompts: `run(keys)` computes the records of a
+    batch, and each is saved at once. `lengths`: tokens of the prompts by key; `what`: title of the progress bar."""
     found = context.partial.records
     todo = [key for key in lengths if key not in found]
     with Progress(what, len(lengths), len(lengths) - len(todo)) as progress:
@@ -83,7 +83,7 @@ def recorded(
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Yield indices in batches, longest first, each of at most `batch_tokens` tokens (a longer one alone is a batch)."""
+    """Yield indices in batches, longest first, each of at most `batch_tokens` tokens (a longer prompt forms its own batch)."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batch: list[int] = []
     for i in order:
@@ -96,8 +96,8 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 
 def check_positions(model: nn.Module, num_tokens: int, remedy: str) -> None:
-    """Raise ValueError if the model has learned fewer positions, or a table of fewer (GPT-J, CodeGen); beyond them lies other
-    memory, or an abort. A model of others whose config.json names fewer, but whose positions go on, is said to extrapolate."""
+    """Raise ValueError if the model has learned fewer positions, or has a table of fewer (GPT-J, CodeGen): reading beyond it
+    returns other memory or aborts. Warn if a foreign model has no such limit but its config.json names fewer positions."""
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     tables = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
     tables += [name for name, _ in model.named_buffers()]
@@ -120,7 +120,7 @@ def recorded_ends(
     precision: Precision | None,
     read: Callable[[str, torch.Tensor], dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Return `recorded` of what `read` makes of the keys of rows and the logits of their ends, see `at_ends`."""
+    """Return `recorded` of `read(key, logits)` for each row, with the logits of its end (see `at_ends`)."""
     compute = context.compute(precision)
 
     def run(keys: list[str]) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ def recorded_ends(
 
 
 def score(row: Row, logits_KV: torch.Tensor) -> Scored:
-    """Return of the end of a row, given its logits: (log-probability in nats, whether greedy decoding gives it)."""
+    """Score the end of a row, given its logits: (log-probability in nats, whether greedy decoding gives it)."""
     ids, count = row
     target_K = torch.tensor(ids[-count:], device=logits_KV.device)
     logprob = -F.cross_entropy(logits_KV, target_K, reduction="none").double().sum()
@@ -138,9 +138,9 @@ def score(row: Row, logits_KV: torch.Tensor) -> Scored:
 
 
 def at_ends(model: nn.Module, rows: Sequence[Row], compute: Compute) -> Iterator[torch.Tensor]:
-    """Yield the fp32 logits (K, V) for the last K of the ids of each row (ids, K) of one batch. Padding stands to the right,
-    where a causal model does not look. ValueError for rows longer than the model's positions, and for logits without
-    probabilities: NaN among them, of which the best of several answers would be the first."""
+    """Yield the fp32 logits (K, V) that predict the last K ids of each row (ids, K) of one batch. Rows are right-padded, which
+    a causal model does not see. ValueError for rows longer than the model's positions, and for logits without probabilities
+    (NaN or inf), with which the first of several answers would always be the best."""
     width = max(len(ids) for ids, _ in rows) - 1
     check_positions(model, width, "choose shorter prompts")
     inputs_BT = torch.tensor([ids[:-1] + [0] * (width + 1 - len(ids)) for ids, _ in rows], device=compute.device)

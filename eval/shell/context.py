@@ -1,4 +1,4 @@
-"""Context of an evaluation besides model and spec: where texts and data lie, the device, and what is already done."""
+"""Context of an evaluation besides model and spec: paths of texts and data, the device, and samples already finished."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,9 +36,9 @@ class Compute:
 
 @dataclass
 class Context:
-    """Places of things. Nothing here changes the rows of a given spec: what is read is held to what the spec names. `folder`:
-    where results go; `train_seq_len`: of the run, if known; `partial`: samples already finished; `extras`: filled by the
-    evaluation with facts for the meta file."""
+    """Context of an evaluation. Nothing here changes the rows of a given spec: what is read is checked against the digests in
+    the spec. `folder`: of the results; `train_seq_len`: of the run, if known; `partial`: samples already finished; `extras`:
+    facts for the meta file, which the evaluation adds."""
 
     device: str = "cpu"
     sources: Sources = field(default_factory=Sources)
@@ -53,7 +53,7 @@ class Context:
         return Compute(self.device, precision)
 
     def heldout(self, wanted: str | None) -> Corpus:
-        """Return the corpus of the fingerprint that a spec names. ValueError where none is given or it is another."""
+        """Return the corpus. ValueError if none was given, or its fingerprint is not the one that the spec names."""
         found = fingerprint(None if self.corpus is None else self.corpus.spec)
         assert self.corpus is not None
         if found != wanted:
@@ -63,7 +63,7 @@ class Context:
 
 
 def make_context(sources: Sources, device: str, folder: Path, trained_on: DataSpec | None = None) -> Context:
-    """Make a context and open its corpus. `trained_on`: of LongCrawl64's documents only as many tokens are used as there."""
+    """Make a context and open its corpus. `trained_on`: LongCrawl64's documents are cut to the length that the run had."""
     context = Context(device=device, sources=sources, folder=folder)
     if sources.corpus is not None:
         named = sources.tokenizer

@@ -20,7 +20,7 @@ Stop = Callable[[list[int]], bool]
 NewCache = Callable[[int], DecodingCache]
 
 TOLERANCE = 0.03
-"""Share by which logits in a batch may be others: more than rounding in bf16, less than padding that is read."""
+"""Relative difference allowed between batched and single logits: above bf16 rounding, below the effect of read padding."""
 
 _standing: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
@@ -33,8 +33,8 @@ def greedy(
     stop: Stop | None = None,
     cache: NewCache | None = None,
 ) -> Callable[[Sequence[list[int]]], list[list[int]]]:
-    """Return a function that continues the prompts of one batch, see `generate`. They are padded on the left, or taken one by
-    one where that is not the same to the model."""
+    """Return a function that continues the prompts of one batch, see `generate`. They are left-padded, or continued one by one
+    if padding changes the model's outputs."""
     filler = min(stop_ids, default=0)
     cache = cache or own_cache(model, compute)
     ends = dict(max_new_tokens=max_new_tokens, eos_token_id=sorted(stop_ids) or None, pad_token_id=filler)
@@ -61,8 +61,8 @@ def greedy(
 
 
 def stands_batches(model: PreTrainedModel, compute: Compute) -> bool:
-    """Tell whether a model goes on in a batch, behind padding, as it does alone. All of ours do; others are asked once. Some
-    recurrent ones of transformers read what the mask leaves out, or mix up the rows' states (RWKV, RecurrentGemma)."""
+    """Return whether a model continues a left-padded row of a batch as it does the row alone. All of ours do; others are tested
+    once. Some recurrent models of transformers ignore the mask or mix up the rows' states (RWKV, RecurrentGemma)."""
     if isinstance(model, CausalLM):
         return True
     if model not in _standing:
@@ -77,7 +77,7 @@ def stands_batches(model: PreTrainedModel, compute: Compute) -> bool:
 
 
 def _left_padded(rows: Sequence[list[int]], filler: int, compute: Compute) -> dict[str, Any]:
-    """Return the ids of rows and their mask (B, T)."""
+    """Return the left-padded ids of rows and their mask (B, T)."""
     width = max(map(len, rows))
     ids_BT = torch.tensor([[filler] * (width - len(ids)) + ids for ids in rows], device=compute.device)
     mask_BT = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in rows], device=compute.device)
@@ -85,8 +85,8 @@ def _left_padded(rows: Sequence[list[int]], filler: int, compute: Compute) -> di
 
 
 def _generated(model: PreTrainedModel, compute: Compute, config: GenerationConfig, given: dict[str, Any]) -> Any:
-    """Return what `generate` returns by this configuration alone."""
-    saved = model.generation_config  # the checkpoint's own (end tokens, sampling), from which `generate` would fill gaps
+    """Call `generate` with this configuration alone."""
+    saved = model.generation_config  # the checkpoint's own, from which `generate` would take missing settings
     model.generation_config = GenerationConfig()
     try:
         with compute.inference():
@@ -96,7 +96,7 @@ def _generated(model: PreTrainedModel, compute: Compute, config: GenerationConfi
 
 
 def own_cache(model: PreTrainedModel, compute: Compute) -> NewCache | None:
-    """Return what makes the cache of a batch whose steps a GPU replays as one graph; None where the model makes its own."""
+    """Return the maker of a cache with which a GPU replays decoding steps as one graph; None if the model makes its own."""
     if compute.on_cuda and isinstance(model, CausalLM) and spec_of(model).has_places:
         return lambda longest: DecodingCache(room=longest)
     return None
@@ -113,10 +113,10 @@ def generate(
     batch_tokens: int | None = None,
     cache: NewCache | None = None,
 ) -> list[list[int]]:
-    """Return greedy continuations (token ids, prompts left out) of `prompts` (token ids, BOS included), in their order. A
+    """Return greedy continuations (token ids without the prompts) of `prompts` (token ids, BOS included), in their order. A
     sequence ends at `max_new_tokens`, before the first of `stop_ids` (not returned), or after the token that makes `stop(new
-    ids)` true. `batch_tokens`: see `in_batches`. `cache` makes that of a batch from the tokens that its texts have at most
-    (None: `own_cache`). ValueError for an empty prompt, and for one that is too long for the model's positions or the
+    ids)` true. `batch_tokens`: see `in_batches`. `cache` makes a batch's cache, given the most tokens that a text of it will
+    have (None: `own_cache`). ValueError for an empty prompt, and for one that is too long for the model's positions or the
     machine's memory."""
     if [] in prompts:
         raise ValueError(f"prompt {prompts.index([])} has no tokens; a prompt begins with BOS")
@@ -144,14 +144,14 @@ def answered(
 
 
 def end_ids(model: PreTrainedModel, eos_id: int | None) -> frozenset[int]:
-    """Return the tokens that end an answer: the tokeniser's, if it has one, and those that the checkpoint names for generation.
-    Models of dialogues have several."""
+    """Return the tokens that end an answer: the tokeniser's EOS, if any, and those of the checkpoint's generation config (chat
+    models have several)."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return frozenset({eos_id, *(named if isinstance(named, list) else [named])} - {None})
 
 
 def _until_stop(ids: list[int], stop_ids: Collection[int], stop: Stop | None) -> list[int]:
-    """Cut a row where its own rule ended it: `generate` pads those that finish early."""
+    """Cut a row at its own end: `generate` pads rows that finish early."""
     for n, token in enumerate(ids):
         if token in stop_ids:
             return ids[:n]

@@ -1,4 +1,4 @@
-"""Evaluations that read tokens of held-out documents, from the first document on. Torch-free."""
+"""Base of evaluations that read tokens of the first held-out documents. Torch-free."""
 
 import math
 from dataclasses import replace
@@ -16,14 +16,14 @@ from training.spec import RunSpec
 
 @strict
 class HeldoutSpec(EvalSpec):
-    """Spec that names a corpus, and says with `extent` how much of its held-out split must be there."""
+    """Spec of an evaluation of held-out documents; `extent` says how much of the held-out split it needs."""
 
     corpus: Content = None
     """Fingerprint of the corpus."""
     precision: PrecisionOption = None
 
     GATED: ClassVar[bool] = False
-    """True where the model must have forget gates."""
+    """True if the model must have forget gates."""
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -47,7 +47,7 @@ class HeldoutSpec(EvalSpec):
     def check_extent(
         self, there: int | None, document_len: int, remedy: str = "ask for fewer, or name a corpus that holds out more"
     ) -> None:
-        """Raise ValueError where the held-out split has fewer documents (`there`; None: not known) or shorter ones."""
+        """Raise ValueError if the held-out split has too few documents (`there`; None: not known) or too short ones."""
         documents, length = self.extent
         if there is not None and documents > there:
             what = f"{documents} documents exceed the {there} held-out documents of the corpus (of {document_len} tokens)"
@@ -57,7 +57,7 @@ class HeldoutSpec(EvalSpec):
 
 
 def open_heldout(spec: HeldoutSpec, loaded: Loaded, context: Context) -> Corpus:
-    """Open the corpus that a spec names. ValueError: another one, too small, or of token ids that the model reads otherwise."""
+    """Open the corpus of a spec. ValueError if it is another one, is too small, or its token ids are not the model's."""
     corpus = context.heldout(spec.corpus)
     spec.check_extent(*corpus.heldout.shape)
     loaded.check_token_ids(corpus)

@@ -1,4 +1,4 @@
-"""Models to evaluate, from a run of ours, a checkpoint folder (ours or the authors'), or any Hugging Face causal LM."""
+"""Models to evaluate: from a run of ours, a checkpoint folder (ours or the authors'), or any Hugging Face causal LM."""
 
 import gc
 import hashlib
@@ -22,7 +22,7 @@ from training.spec import RunSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-OUTSIDE_SCALE = "custom"  # scale of the rows of a model that is no run of ours
+OUTSIDE_SCALE = "custom"  # scale in the rows of a model that is not a run of ours
 _MODEL_FILES = ("config.json", *TOKENIZER_FILES)
 _HUB_FILES = (*_MODEL_FILES, "*.safetensors", INDEX)
 _SAMPLE_TOKENS = 4096
@@ -31,8 +31,8 @@ _CORPORA = "name a corpus of its own tokeniser, which can only be gpt2, gpt2-jso
 
 @dataclass(frozen=True)
 class Subject:
-    """Subject of an evaluation, and the names under which its rows go. `folder`: where weights and tokeniser are read from;
-    `run`: the spec of a run of ours, whose folder is `path`."""
+    """Model to evaluate, and the names that its rows carry. `folder` holds weights and tokeniser; `run` is the spec of a run of
+    ours, whose folder is `path`."""
 
     path: Path
     folder: Path
@@ -58,7 +58,7 @@ class Subject:
             try:
                 path = Path(snapshot_download(path_or_name, allow_patterns=list(_HUB_FILES)))
             except Exception as error:  # the hub client raises many types
-                there = f"{path_or_name} is no folder here, and not to be had from the hub"
+                there = f"{path_or_name} is not a folder, and cannot be fetched from the hub"
                 raise ValueError(f"{there}: {first_line(error)}") from error
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is neither a run folder (spec.json) nor a model folder (config.json)")
@@ -68,14 +68,14 @@ class Subject:
 
     @cached_property
     def weights(self) -> str | None:
-        """Digest of the weights; None where there are none yet."""
+        """Digest of the weights; None if there are none yet."""
         if self.run is not None:
             return self.run_folder.weights
         there = [path for path in weight_files(self.folder) if path.is_file()]
         return manifest.weights_digest({path.name: manifest.digest(path) for path in there})
 
     def precision(self, device: str) -> Precision:
-        """Return the run's precision; of other models bf16 on GPUs and fp32 on the CPU, as in the released evaluations."""
+        """Return the run's precision; for other models bf16 on GPUs and fp32 on the CPU, as in the released evaluations."""
         if self.run is not None:
             return self.run.train.precision
         return "fp32" if device == "cpu" else "bf16"
@@ -94,7 +94,7 @@ class Subject:
 
 
 def _content_id(folder: Path, tokenizer_name: str | None) -> str:
-    """Return the first 10 hex digits of the SHA-256 over config, weights and tokeniser, wherever they lie."""
+    """Return the first 10 hex digits of the SHA-256 over config, weights and tokeniser; their paths do not matter."""
     whole = hashlib.sha256()
     tokenizer = Path(tokenizer_name or folder)
     for place in (folder, tokenizer) if tokenizer_name is not None and tokenizer.is_dir() else (folder,):
@@ -107,7 +107,7 @@ def _content_id(folder: Path, tokenizer_name: str | None) -> str:
 
 
 class Loaded:
-    """Model and tokeniser of a subject, each read when first asked for (a timing needs neither weights nor tokeniser)."""
+    """Model and tokeniser of a subject, each loaded on first use (a timing needs neither weights nor tokeniser)."""
 
     def __init__(self, subject: Subject, device: str):
         self.subject, self.device = subject, device
@@ -121,7 +121,7 @@ class Loaded:
         return load_model(self._folder).to(self.device)  # type: ignore[arg-type]  # a decorator of transformers hides `self`
 
     def fresh(self) -> "PreTrainedModel":
-        """Build a model of the run's spec with fresh weights (seed 0), and let go of `model`; others keep their weights."""
+        """Build a model of the run's spec with fresh weights (seed 0), and free `model`. Without a run, return `model`."""
         if self.subject.run is None:
             return self.model
         import torch
@@ -135,7 +135,7 @@ class Loaded:
 
     @cached_property
     def tokenizer(self) -> TextCodec:
-        """Tokeniser of the model. ValueError if it comes without one, or with one that has more ids."""
+        """Tokeniser of the model. ValueError if there is none, or it has more ids than the model."""
         if self.subject.run is not None and not tokenizer_files(self._folder):
             remedy = "put its files beside the checkpoint's weights and adopt that again"
             raise ValueError(f"{self.subject.path} was adopted without a tokeniser: {remedy}")
@@ -147,7 +147,7 @@ class Loaded:
 
     @cached_property
     def _folder(self) -> Path:
-        """Folder of weights and tokeniser. ValueError: the run is not finished, or the model is damaged by its own manifest."""
+        """Folder of weights and tokeniser. ValueError if the run is not finished, or a file does not match the manifest."""
         if self.subject.run is None:
             manifest.check(self.subject.folder)
         else:
@@ -157,14 +157,14 @@ class Loaded:
         return self.subject.folder
 
     def check_token_ids(self, corpus: Corpus) -> None:
-        """Raise ValueError unless token ids of the corpus are known to mean the same to the model."""
+        """Raise ValueError unless the corpus's token ids are known to be the model's."""
         own, there = corpus.spec, vocab_size(self.model)
-        named = not own.tokenizer.startswith("bpe-")  # one that is trained on a corpus goes by the same name for another
+        named = not own.tokenizer.startswith("bpe-")  # BPEs trained on different corpora share a name
         if own.vocab_size > there:
             highest = f"the corpus has token ids up to {own.vocab_size - 1} ({own.tokenizer})"
             raise ValueError(f"{highest}, the model's vocabulary is {there}: {_CORPORA}")
         run = self.subject.run
-        # That adopted weights belong to a corpus is only what was said when they were adopted: their tokeniser knows.
+        # The corpus of adopted weights is only what their user claimed: ask their tokeniser, if there is one.
         if run is not None and (run.weights is None or not tokenizer_files(self.subject.folder)):
             data = run.data
             if own.fingerprint == data.fingerprint or (named and own.tokenizer == data.tokenizer):
@@ -186,7 +186,7 @@ def vocab_size(model: "PreTrainedModel") -> int:
 
 
 def _know_foreign(folder: Path) -> None:
-    """Import the models of flash-linear-attention (GLA, ...), which transformers knows from then on, where this is one."""
+    """Register the models of flash-linear-attention (GLA, ...) with transformers if the checkpoint may be one of them."""
     kind = read_json(folder / "config.json").get("model_type")
     import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     from transformers import CONFIG_MAPPING
@@ -194,7 +194,7 @@ def _know_foreign(folder: Path) -> None:
     if kind is not None and kind not in CONFIG_MAPPING and not str(kind).endswith(("_suite", "-project_fox")):
         from kernels.fla_cpu.install import install
 
-        install()  # what has a CPU version runs there, and what has none says so
+        install()  # CPU versions of its operators; one without raises an error that says so
         import fla.models  # noqa: F401
 
 
@@ -222,7 +222,7 @@ def load_tokenizer(name: str) -> TextCodec:
     ours = {cls.__name__: cls for cls in (CorpusTokenizer, JSONTokenizer)}
     try:
         if saved and saved not in ours and not hasattr(transformers, saved):
-            # Never run; and the plain tokeniser that transformers takes in its stead would give other ids.
+            # Its code is never run, and the tokeniser that transformers would use instead gives other ids.
             raise ValueError(f"its class {saved} is code that would come with the checkpoint, which is not run")
         return TextCodec(ours.get(saved, transformers.AutoTokenizer).from_pretrained(name))
     except Exception as error:  # transformers raises many types for the same thing

@@ -1,4 +1,4 @@
-"""Machine that computes, which is part of the identity of a timing, and whether it reaches the hub."""
+"""Machine that evaluates: its device, its name (part of the identity of a timing), and whether it reaches the hub."""
 
 import gc
 import os
@@ -14,12 +14,12 @@ HUB_SECONDS = 5.0
 
 
 def use(name: str, threads: int) -> str:
-    """Return the name of a device that is there, and set the CPU threads, whatever OMP_NUM_THREADS says. ValueError: none of
-    cpu, cuda and cuda:N, no such GPU here, or no thread."""
+    """Check the device, make it current, set the CPU threads (overrides OMP_NUM_THREADS), and return the device's name.
+    ValueError for a device other than cpu, cuda and cuda:N, a GPU that does not exist, and fewer than one thread."""
     if threads < 1:
         raise ValueError(f"--threads {threads}: at least 1 is needed")
     os.environ.update(hardware.equal_bits(threads, os.environ) | {"OMP_NUM_THREADS": str(threads)})
-    if "torch" in sys.modules:  # which reads the variable when it is imported
+    if "torch" in sys.modules:  # torch reads the variable only when it is imported
         sys.modules["torch"].set_num_threads(threads)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"--device {name}: choose cpu, cuda or cuda:N")
@@ -31,7 +31,7 @@ def use(name: str, threads: int) -> str:
         if number >= count:
             there = f"has {count} CUDA GPUs, counted from 0" if count else "has no usable CUDA GPU"
             raise ValueError(f"--device {name}: this machine {there}; choose another, or --device cpu")
-        torch.cuda.set_device(number)  # where Triton's kernels run, and a graph is captured
+        torch.cuda.set_device(number)  # for Triton's kernels and CUDA graphs
     return name
 
 
@@ -45,7 +45,7 @@ def machine_name(device: str) -> str:
 
 
 def check_machine(wanted: str | None, device: str) -> str:
-    """Return the machine's name. ValueError where a timing is asked for of another one."""
+    """Return the machine's name. ValueError if the spec is a timing on another machine."""
     machine = machine_name(device)
     if machine != wanted:
         raise ValueError(f"the evaluation is a timing on {wanted}; this is {machine}: plan it for this machine")
@@ -53,17 +53,17 @@ def check_machine(wanted: str | None, device: str) -> str:
 
 
 def reset_peak_memory(device: str) -> None:
-    """Forget what an earlier evaluation of the process took."""
+    """Reset the peak memory that an earlier evaluation of the process reached."""
     if device != "cpu":
         import torch
 
-        gc.collect()  # a compiled model holds on to itself
+        gc.collect()  # a compiled model refers to itself
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_gib(device: str) -> float | None:
-    """Return the most memory that was allocated; None on the CPU."""
+    """Return the peak of allocated memory; None on the CPU."""
     if device == "cpu":
         return None
     import torch
@@ -72,7 +72,7 @@ def peak_memory_gib(device: str) -> float | None:
 
 
 def go_offline_if_unreachable() -> None:
-    """Look whether the hub can be reached, before libraries retry for a minute; if not, only the local cache is used."""
+    """Use only the local cache if the hub cannot be reached, so that libraries do not retry for a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
@@ -82,7 +82,7 @@ def go_offline_if_unreachable() -> None:
         port = address.port or (443 if address.scheme == "https" else 80)
         socket.create_connection((str(address.hostname), port), timeout=HUB_SECONDS).close()
     except OSError as error:
-        unreached = f"the hub at {constants.ENDPOINT} is out of reach ({error})"
-        print(f"{unreached}; only what is in the local cache is used", file=sys.stderr)
+        unreached = f"the hub at {constants.ENDPOINT} cannot be reached ({error})"
+        print(f"{unreached}; only the local cache is used", file=sys.stderr)
         os.environ["HF_HUB_OFFLINE"] = "1"
         constants.HF_HUB_OFFLINE = True

@@ -1,8 +1,8 @@
-"""Samples that an unfinished evaluation already has, so that starting it again goes on at the next one.
+"""Finished samples of an interrupted evaluation, from which it is resumed.
 
-Samples are lines of an append-only `<eval_id>.partial.jsonl` (training/lines.py); the first names model and spec, and a file of
-another model or spec is not used. Damaged lines are computed again. Large running sums go to `<eval_id>.partial.npz`, replaced
-atomically."""
+Samples are lines of an append-only `<eval_id>.partial.jsonl` (training/lines.py); the first line names model and spec, and a
+file of another model or spec is not used. Damaged lines are computed again. Large running sums go to `<eval_id>.partial.npz`,
+replaced atomically."""
 
 import io
 from pathlib import Path
@@ -24,10 +24,10 @@ class Partial:
             found, _ = read_lines(path)
             kept = found[1:] if found[:1] == [self._head] else []
             self.records = {entry["key"]: entry["record"] for entry in kept}
-            write_atomic(path, "".join(map(line, [self._head, *kept])))  # without a line that was cut off while it was written
+            write_atomic(path, "".join(map(line, [self._head, *kept])))  # drops a line that was cut off
 
     def add(self, key: str, record: dict[str, Any]) -> None:
-        """Keep one finished sample; on disk when this returns."""
+        """Keep one finished sample, in the file when this returns."""
         if self.path is not None:
             if not self.path.exists():
                 write_atomic(self.path, line(self._head))
@@ -42,7 +42,7 @@ class Partial:
             write_atomic(self.path.with_suffix(".npz"), buffer.getvalue())
 
     def load_state(self) -> dict[str, np.ndarray] | None:
-        """Return the running sums of this model and spec; None where there are none, or none that can be read."""
+        """Return the running sums of this model and spec; None if there are none that can be read."""
         if self.path is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Places of texts, data sets and the judge: command-line options, checked against the spec. Torch-free."""
+"""Paths of texts and data sets and the judge's address: command-line options, checked against the spec. Torch-free."""
 
 import functools
 import hashlib
@@ -12,7 +12,7 @@ from models.spec_parts import PositiveInt, strict
 
 @strict
 class UserData:
-    """Texts, data sets and judge of the user's own. A spec names them by content, so paths never change an evaluation's id."""
+    """User's own texts, data sets and judge. A spec names them by content, so paths never change an evaluation's id."""
 
     haystack: Path | None = None
     """Folder of texts for the needle test and RULER; default: the held-out text of the corpus."""
@@ -28,13 +28,13 @@ class UserData:
     """Base URL of an OpenAI-compatible endpoint that scores needle answers; default: by match."""
 
     def given(self) -> list[str]:
-        """Return the names of the options that bring something in, which some evaluation should read."""
+        """Return the names of the options that were given, each of which some evaluation should read."""
         return [field.name for field in fields(UserData) if getattr(self, field.name) not in (None, False)]
 
 
 @strict
 class Sources(UserData):
-    """All that one process of evaluations is told: the user's data, the corpus, and how to go about it."""
+    """Inputs of one evaluation process: the user's data, the corpus, and how they are processed."""
 
     corpus: Path | None = None
     """Folder of a prepared corpus (held-out text)."""
@@ -60,7 +60,7 @@ def digest(path: Path) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _digest(path: Path, files: tuple[tuple[Path, int, int], ...]) -> str:
-    """Digest files, remembered: a plan asks for the same folder once for every run."""
+    """Digest files, cached: a plan asks for the same folder once per run."""
     if files[0][0] == path:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     whole = hashlib.sha256()
@@ -70,14 +70,14 @@ def _digest(path: Path, files: tuple[tuple[Path, int, int], ...]) -> str:
 
 
 def fingerprint(corpus: DataSpec | None) -> str:
-    """Return the fingerprint of the corpus whose held-out text is read. ValueError where there is none."""
+    """Return the fingerprint of the corpus whose held-out text is read. ValueError if there is none."""
     if corpus is None:
         raise ValueError("this evaluation reads held-out text: name the folder of a prepared corpus with --corpus")
     return corpus.fingerprint
 
 
 def checked(what: str, wanted: str, path: Path | None, flag: str) -> Path:
-    """Return the path. ValueError unless it has the content that a spec asks for."""
+    """Return `path`. ValueError unless its content is the one that the spec names."""
     if path is None:
         raise ValueError(f"the spec's {what} is the content {wanted}: name its path with {flag}")
     found = digest(path)

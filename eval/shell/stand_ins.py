@@ -1,7 +1,7 @@
 """Stand-ins for the public benchmarks, made from held-out text: same fields and code path, other content.
 
-For machines without internet and for models too small for the real tasks. Every example asks how the held-out text goes
-on. A function of the corpus alone. Scores on them are comparable between models, never with published numbers."""
+They are for machines without internet and for models too small for the real tasks. Every example asks how the held-out text
+continues, and depends on the corpus alone. Scores are comparable between models, never with published numbers."""
 
 import re
 from itertools import islice
@@ -15,7 +15,7 @@ from eval.shell.sources import fingerprint
 from eval.shell.text import heldout_texts
 
 VERSION = 1
-"""Version of the maker below: raise it with whatever changes an example."""
+"""Version of the examples: raise it with every change of one."""
 EXAMPLES = 20
 DOCUMENTS = 64
 LONGBENCH_EXAMPLES = 2
@@ -24,18 +24,19 @@ LONG_CONTEXT_CHARS = 1200
 _TRIES = 10_000
 _CHOICES = {"piqa": (2, False), "hellaswag": (4, True), "arc_easy": (4, False), "arc_challenge": (4, True), "copa": (2, True),
             "openbookqa": (4, False)}  # fmt: skip
-"""Tasks that choose among so many continuations, and whether the wrong ones are of the same document."""
+"""Number of continuations that a task chooses among, and whether the wrong ones are from the same document."""
 
 Row = dict[str, Any]
 
 
 def stand_ins_of(corpus: DataSpec | None) -> str:
-    """Return their name in a spec: "local-v1:FINGERPRINT". ValueError without a corpus."""
+    """Return the name of a corpus's stand-ins in a spec: "local-v1:FINGERPRINT". ValueError without a corpus."""
     return f"local-v{VERSION}:{fingerprint(corpus)}"
 
 
 def fingerprint_in(name: str) -> str | None:
-    """Return the corpus that a spec's stand-ins are made from; None if `name` means other data. ValueError: another maker's."""
+    """Return the fingerprint of the corpus that stand-ins are made from; None if `name` means other data. ValueError for
+    stand-ins of another version."""
     version, _, corpus = name.partition(":")
     if not version.startswith("local-"):
         return None
@@ -51,7 +52,7 @@ def check_stand_ins(name: str, counts: Counts | None) -> None:
 
 
 class StandIns:
-    """Examples of each task by the corpus alone. ValueError for too little held-out text."""
+    """Maker of the examples of each task from a corpus. ValueError for too little held-out text."""
 
     def __init__(self, corpus: Corpus):
         self._units = _units(corpus)
@@ -81,7 +82,7 @@ def _units(corpus: Corpus) -> list[list[str]]:
 
 
 class _Draw:
-    """Source of one task's examples: positions in documents, with what stands before and after."""
+    """Random source of one task's examples: places in documents, with the text before and after them."""
 
     def __init__(self, units: list[list[str]], seed: int, task: str):
         self.rng = np.random.default_rng([VERSION, seed, *task.encode()])
@@ -119,7 +120,7 @@ class _Draw:
 
 
 def _lambada(draw: _Draw) -> Row:
-    """Make a text that ends with a word that has occurred before, so that the context tells it."""
+    """Make a text whose last word has occurred before in it, so that it can be inferred."""
     for _ in range(1000):
         _, context, unit = draw.place(chars=2 * CONTEXT_CHARS)
         words = unit.split()
@@ -178,7 +179,7 @@ def _lm_eval(draw: _Draw, task: str) -> Row:
 
 
 def _longbench(draw: _Draw, task: str) -> Row:
-    """Make one example in LongBench's own fields: code and summarisation go on with the text, others ask for a unit of it."""
+    """Make one example in LongBench's own fields: code and summarisation continue the text, others ask for a unit of it."""
     _, context, follows = draw.place(chars=LONG_CONTEXT_CHARS)
     lines = context.split("\n")
     question, answers, classes = "", [follows], None

@@ -1,4 +1,4 @@
-"""Throughput: timed training steps, as trainings take them, and timed generation."""
+"""Throughput: timed training steps, the same as in training runs, and timed generation."""
 
 import functools
 import math
@@ -33,15 +33,15 @@ QUANTILES = (0.2, 0.5, 0.8)
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return one row of speed and memory. "train": tokens of a step / time of a step; MFU counts 3 forward passes, as the paper
-    does. "generate": new tokens per second of the whole batch while decoding (the prefill's own rate is in `context.extras`).
-    ValueError on another machine than the spec's. The weights stay as they were."""
+    """Return one row of speed and memory. "train": tokens of a step / time of a step; MFU counts 3 forward passes, as in the
+    paper. "generate": new tokens per second of the whole batch while decoding (the prefill's own rate is in `context.extras`).
+    ValueError on another machine than the spec's. The weights are not changed."""
     machine = check_machine(spec.machine, context.device)
     model = loaded.fresh()
     check_positions(model, spec.seq_len + spec.new_tokens * (spec.mode == "generate"), "lower --seq-len")
-    lift_limit()  # fla's kernels at their best, as ours are
+    lift_limit()  # lets fla's kernels be fully tuned, as ours are
     own, params = _own_spec(model), num_params(model)
-    flops = 2 * params if own is None else own.flops_per_token(spec.seq_len)  # of foreign models the matrices only
+    flops = 2 * params if own is None else own.flops_per_token(spec.seq_len)  # for foreign models, matrix products only
     compute, peak = context.compute(spec.precision), peak_flops(torch.device(context.device))
     context.extras |= {"autotune": "full", "batch_size": spec.batch_size, "peak_flops": peak}
     relative = np.full(3, math.nan)
@@ -74,8 +74,8 @@ def _own_spec(model: PreTrainedModel) -> ModelSpec | None:
 
 
 def _executed_share(model: PreTrainedModel, own: ModelSpec, spec: Spec, compute: Compute) -> float:
-    """Return which share of a step's FLOPs is executed, by what a forward pass of its first sequence skips; NaN of generation,
-    whose passes skip other shares."""
+    """Return the executed share of a step's FLOPs, measured in a forward pass of its first sequence; NaN for generation, whose
+    passes skip other shares."""
     if spec.mode == "generate":
         return math.nan
     with compute.inference(), model.model.measuring() as found:
@@ -90,7 +90,8 @@ def _random_ids(model: PreTrainedModel, spec: Spec) -> torch.Tensor:
 
 
 def seconds_of(what: str, actions: Sequence[Callable[[], object]], spec: Spec, compute: Compute) -> np.ndarray:
-    """Time each repeat of each action in seconds (repeats, actions), in turn. `what` they are, in words."""
+    """Time the actions in turn and return the seconds (repeats, actions), without the warm-up. `what`: title of the progress
+    bar."""
     wait = functools.partial(torch.cuda.synchronize, compute.device) if compute.on_cuda else lambda: None
     times = np.empty((spec.warmup + spec.repeats, len(actions)))
     with Progress(what, times.size) as progress:
@@ -107,7 +108,8 @@ def seconds_of(what: str, actions: Sequence[Callable[[], object]], spec: Spec, c
 
 @contextmanager
 def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, compute: Compute) -> Iterator[Callable[[], None]]:
-    """Yield the step of a training on one device as the spec has it, on these ids. The model is then as it was."""
+    """Yield a function that takes one training step on these ids, on one device, as the spec says. The model is restored
+    afterwards."""
     tokens, was_training, repeated = ids_BT.numel(), model.training, torch.are_deterministic_algorithms_enabled()
     once: dict[str, Any] = dict(batch_tokens=tokens, train_tokens=tokens, warmup_tokens=0, peak_lr=1.0)
     train = TrainSpec(seq_len=spec.seq_len, precision=compute.precision, **once)
@@ -129,7 +131,8 @@ def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, comp
 
 
 def _time_steps(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[np.ndarray, float | None]:
-    """Time each step of the model, and in turn of the one beside it (repeats, 1 or 2); peak memory (GiB) of it alone."""
+    """Return the seconds of the model's steps, alternating with those of the model beside it (repeats, 1 or 2), and the peak
+    memory (GiB) of the model alone."""
     with ExitStack() as stack:
         steps = [stack.enter_context(training_step(model, _random_ids(model, spec), spec, compute))]
         for _ in range(2):  # the first compiles and tunes
@@ -142,7 +145,7 @@ def _time_steps(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[n
 
 
 def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[float, np.ndarray]:
-    """Time generation: median seconds to the first new token, and of each repeat to the last."""
+    """Return the median seconds to the first new token, and the seconds of each repeat to the last one."""
     prompts = _random_ids(model, spec).tolist()
     budget = spec.batch_size * (spec.seq_len + spec.new_tokens)
 

@@ -1,7 +1,8 @@
 """Throughput: speed and memory of training steps and of generation (Table 6).
 
-Comparable between models on one machine, as ratios, and these only of steps that alternated in one process (`relative`): what
-else a machine does would else be taken for a difference. `_low` and `_high` are the 20% and 80% quantiles over the repeats."""
+Only ratios between models on one machine are comparable, and only if their steps alternated in one process (`relative`):
+otherwise, other load on the machine would look like a difference. `_low` and `_high` are the 20% and 80% quantiles over the
+repeats."""
 
 from dataclasses import replace
 from typing import Annotated, Literal, Self
@@ -17,33 +18,33 @@ from results.schema import Schema, integer, number, text
 
 @strict
 class Spec(EvalSpec):
-    """Speed and memory of training steps and of generation (Table 6), of fresh weights: no training is needed."""
+    """Speed and memory of training steps and of generation (Table 6), with fresh weights: no trained model is needed."""
 
     kind: Literal["throughput"] = "throughput"
     mode: Literal["train", "generate"] = "train"
-    """train: a training's step (training/step.py); generate: prefill, then decoding token by token. Token ids are random."""
+    """train: training steps (training/step.py); generate: prefill, then decoding token by token. Token ids are random."""
     seq_len: PositiveInt = 16384
     """Tokens of a sequence, or of a prompt."""
     batch_size: PositiveInt = 1
-    """Sequences at a time."""
+    """Sequences per batch."""
     new_tokens: PositiveInt = 64
     """Decoding steps."""
     warmup: NonNegativeInt = 2
-    """Repeats that do not count."""
+    """Untimed repeats before the timed ones."""
     repeats: PositiveInt = 5
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     micro_batch_tokens: PositiveInt | None = None
     """Tokens of a micro-batch; default: the whole batch."""
     compile: bool = False
-    """Compile the layers on CUDA, of models that gain by it."""
+    """Compile the layers of models that gain by it, on CUDA."""
     step: Annotated[Literal["stepper"] | None, tyro.conf.Suppress] = None
     """Filled in for `train`. Stored rows without it are of an earlier step, with an optimiser of its own and no micro-batches,
-    which is not measured any more."""
+    which is no longer measured."""
     beside: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
-    """Model (its vocabulary is the corpus's) whose training steps alternate with the model's."""
+    """Other model (with the corpus's vocabulary) whose training steps alternate with the model's."""
     machine: Content = None
-    """GPU, or CPU and its cores: another machine's timing is another evaluation."""
+    """GPU, or CPU and its cores; a timing on another machine is another evaluation."""
     precision: PrecisionOption = None
 
     NEEDS = "spec"
@@ -52,10 +53,10 @@ class Spec(EvalSpec):
             "mode": text(("train", "generate")),
             "seq_len": integer(1),
             **dict.fromkeys(("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"), number(0)),
-            # over the speed of the model beside it, of the pairs; NaN: timed alone
+            # speed relative to the model beside it, over pairs of steps; NaN if timed alone
             **dict.fromkeys(("relative", "relative_low", "relative_high"), number(0, nullable=True)),
-            "mfu": number(0, nullable=True),  # of the FLOPs that are executed; NaN where these or the peak are unknown
-            "mfu_dense": number(0, nullable=True),  # skipped tiles of a pruned model counted as done
+            "mfu": number(0, nullable=True),  # of executed FLOPs; NaN if these or the peak are unknown
+            "mfu_dense": number(0, nullable=True),  # counts the skipped tiles of a pruned model as computed
             "peak_memory_gib": number(0, nullable=True),  # NaN on the CPU
             "params": integer(1),  # input embedding excluded
             "fwd_flops_per_token": number(0),  # dense

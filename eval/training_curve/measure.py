@@ -8,12 +8,12 @@ from eval.training_curve.spec import Spec
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return one row a step. ValueError: the run is not finished or was trained elsewhere, or its metrics are damaged."""
+    """Return one row per step. ValueError if the run is not finished or was trained elsewhere, or its metrics are damaged."""
     folder = loaded.subject.run_folder
     if not folder.finished:
         raise ValueError(f"{folder.path}: the run is not finished (it has no export/); train it to the end first")
     rows = folder.read_metrics()
     if not rows:
-        raise ValueError(f"{folder.path}: the run was trained elsewhere; there are no metrics to draw its training from")
+        raise ValueError(f"{folder.path}: the run was trained elsewhere: it has no metrics of its training")
     found = pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
     return found.astype({"mfu": float, "mfu_dense": float, "pruned_share": float})

@@ -22,13 +22,13 @@ class Spec(EvalSpec):
         {
             "step": integer(1),
             "tokens": integer(1),  # seen after the step
-            "loss": number(nullable=True),  # nats per token; NaN: a bad step, which was not applied
+            "loss": number(nullable=True),  # nats per token; NaN: a bad step, which was skipped
             "grad_norm": number(0, nullable=True),  # before clipping
             "lr": number(0),
             "tokens_per_s": number(0),  # mean of the last 100 steps
-            "mfu": number(0, nullable=True),  # of the FLOPs that are executed; NaN where these or the peak are unknown
-            "mfu_dense": number(0, nullable=True),  # skipped work counted as done
-            "pruned_share": number(0, 1, nullable=True),  # of the causal tiles; NaN: not measured at this step
+            "mfu": number(0, nullable=True),  # of executed FLOPs; NaN if these or the peak are unknown
+            "mfu_dense": number(0, nullable=True),  # counts skipped work as computed
+            "pruned_share": number(0, 1, nullable=True),  # share of the causal tiles; NaN: not measured at this step
         },
         key=("step",),
     )
@@ -36,7 +36,7 @@ class Spec(EvalSpec):
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         if run.weights is not None:
             elsewhere = f"run {run.run_id} ({run.name}) was trained elsewhere"
-            raise ValueError(f"{elsewhere}: it has no metrics to draw its training from")
+            raise ValueError(f"{elsewhere}: it has no metrics of its training")
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         last = rows.iloc[-1]

@@ -120,7 +120,7 @@ def test_each_picture_leads_to_its_numbers_its_large_form_and_its_ancestry(figur
     assert len(captions) == 2
     for caption, name in zip(captions, (FIG2, f"{FIG2}-lead"), strict=True):
         assert all(f'href="figures/{name}.{ending}"' in caption for ending in ("csv", "png", "pdf"))
-        assert f'href="#from-{FIG2}"' in caption and "Scrolls sideways" in caption and f'id="zoom-{name}"' in text
+        assert f'href="#from-{FIG2}"' in caption and "Scroll sideways" in caption and f'id="zoom-{name}"' in text
     assert f"python -m experiments why {FIG2} --scale tiny" in text
     assert text.count("Values read off the curves") == 2
 
@@ -145,7 +145,7 @@ def test_a_changed_tree_is_said_at_the_picture_and_nameless_weights_once(tmp_pat
     text = page_of(tmp_path, study)
     part = text[text.index(f'id="{FIG2}"') : text.index("<summary>Table")]
     assert "From a changed working tree 14 of 14 runs were trained (0123456789+) and 14 of 14 evaluations were made" in part
-    assert text.count("Weights not recorded: of 14 of 14 trainings") == 1
+    assert text.count("Weights not recorded: 14 of 14 trainings") == 1
     clean = study.runs[study.lines[0].run_id]
     record_run(tmp_path, clean | {"starts": [clean["starts"][0] | {"git_dirty": False}]})
     assert "From a changed working tree 13 of 14 runs" in page_of(tmp_path, study.__class__(tmp_path, "tiny", FIG2))
@@ -187,7 +187,7 @@ def gates(tmp_path, learned, dependent=2.0):
 def test_only_claims_that_fail_say_why_and_the_table_leads_there(tmp_path):
     text = page_of(tmp_path / "a", gates(tmp_path / "a", 0.02))
     row = text[text.index('id="claim-C26b"') :].partition("</tr>")[0]
-    assert '<a href="#why-C26b">' in row and "fails" in row and "not looked into" not in text
+    assert '<a href="#why-C26b">' in row and "fails" in row and "not explained" not in text
     why = text[text.index('id="why"') : text.index('id="reading"')]
     assert 'id="why-C26b"' in why and '<a href="#fig7_gate_types">' in why and "2 of 6" not in why
     assert "Missed by 2 of 2 comparisons" in why and 'id="why-C26"' not in why
@@ -211,7 +211,7 @@ def test_a_failing_claim_that_nobody_looked_into_says_so(tmp_path, monkeypatch):
     for name, looks in (("a", {}), ("b", {"C26": lambda _: "never asked"})):
         looked_into(monkeypatch, "fig7_gate_types", looks)
         text, row = row_of(name)
-        assert "Why: not looked into at this scale" in row and 'id="why"' not in text
+        assert "Why: not explained at this scale" in row and 'id="why"' not in text
 
     def fault(_):
         raise ValueError("nothing there")
@@ -359,7 +359,7 @@ def test_nothing_stored_is_an_error_and_what_is_not_drawn_is_said(tmp_path):
     with pytest.raises(ValueError, match="no results to report on"):
         report.build(tmp_path / "mini", [section(FIG2, None)])
     damaged = replace(section(FIG2, None), fault="its rows are gone: restore them")
-    with pytest.raises(ValueError, match=f"no report, as nothing .* can be read; {FIG2}: its rows are gone: restore them"):
+    with pytest.raises(ValueError, match=f"no report, as none .* can be read; {FIG2}: its rows are gone: restore them"):
         report.build(tmp_path / "mini", [damaged])
     page = report.build(tmp_path / "tiny", [section(FIG2, losses(tmp_path))]).read_text()
     assert re.search(r"Not drawn:</strong> .*not drawn yet; render fig2_per_token_loss", page)

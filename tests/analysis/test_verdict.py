@@ -84,7 +84,7 @@ def test_no_number_decides_nothing(effect, error):
     for below in (False, True):
         verdict = decide("Said.", [met(0.5), Comparison("x", Estimate(effect, error), below=below)])
         assert verdict.status is Status.UNDECIDED and verdict.p == 1.0
-        assert verdict.sentence.endswith("One of the numbers compared is none: a training diverged.")
+        assert verdict.sentence.endswith("One of the compared numbers is NaN: a training diverged.")
     assert decide("", [Comparison("x", Estimate(effect, error))], ["FoX (Pro)"]).status is Status.NOT_MEASURED
 
 
@@ -106,7 +106,7 @@ def test_one_seed_and_printed_numbers_are_said():
     assert decide("Said.", [pooled]).noise == "Some models have one seed; seeds' noise: all models at mini."
     assert decide("Said.", [met(0.5)]).sentence == "Said."
     printed = decide("Said.", [Comparison("x", Estimate(0.5))])
-    assert printed.sentence == "Said. No spread is stored: the numbers are taken as they stand."
+    assert printed.sentence == "Said. No spread is stored: the numbers are compared without noise."
     assert printed.status is Status.HOLDS
 
 

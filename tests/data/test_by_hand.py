@@ -136,7 +136,7 @@ def test_the_hub_is_asked_for_what_is_named(monkeypatch):
         with pytest.raises(ValueError, match=why):
             list(source.documents())
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *given, **how: (_ for _ in ()).throw(RuntimeError("")))
-    with pytest.raises(ValueError, match=r"the hub does not answer or does not know it \(RuntimeError\); check the name"):
+    with pytest.raises(ValueError, match=r"the hub is unreachable or has no such data set \(RuntimeError\); check the name"):
         HubSource("some/name", None, None).digest(unused)
     assert first_line(RuntimeError("x" * 300)) == "x" * 200 and first_line(KeyError()) == "KeyError"
     assert first_line(RuntimeError("\n one \n two")) == "one "
@@ -144,7 +144,7 @@ def test_the_hub_is_asked_for_what_is_named(monkeypatch):
 
 @pytest.mark.parametrize(("cached", "online", "why"), [
     (True, True, None), (False, True, None),
-    (False, False, r"to be had from openai-community/gpt2 \(RuntimeError\): name a folder"),
+    (False, False, r"available from openai-community/gpt2 \(RuntimeError\): name a folder"),
 ])  # fmt: skip
 def test_gpt2_is_looked_for_in_the_cache_first(cached, online, why, monkeypatch):
     """The hub is tried for ten seconds before downloads would retry for minutes."""

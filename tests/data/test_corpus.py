@@ -213,10 +213,10 @@ def test_every_flipped_bit_of_a_prepared_corpus_is_noticed(text_folder: Path, tm
         altered = bytearray(whole)
         altered[place // 8] ^= 1 << (place % 8)
         path.write_bytes(altered)
-        with pytest.raises(ValueError, match=rf"{part} was altered .*: delete {corpus.folder}, it is made again"):
+        with pytest.raises(ValueError, match=rf"{part} was altered .*: delete {corpus.folder}; it is made again"):
             read_all(Corpus.open(corpus.folder))
     path.unlink()
-    with pytest.raises(ValueError, match=rf"{part} cannot be read .*: delete {corpus.folder}, it is made again"):
+    with pytest.raises(ValueError, match=rf"{part} cannot be read .*: delete {corpus.folder}; it is made again"):
         read_all(Corpus.open(corpus.folder))
     path.write_bytes(whole)
     read_all(Corpus.open(corpus.folder))

@@ -69,7 +69,7 @@ def test_zoologys_answers_are_not_shown():
     assert (inputs[carries] < 16).all(), "the answer is asked for at its key"
     assert torch.equal(inputs[:, 1:11], torch.from_numpy(tokens_NT)[:, :10])
     assert ((inputs[:, 11:] < 16) | (inputs[:, 11:] == ZOOLOGY.blank)).all()
-    with pytest.raises(ValidationError, match="pairs_first assigns and asks for each key once, not 3 and 2 times"):
+    with pytest.raises(ValidationError, match="pairs_first assigns and queries each key once, not 3 and 2 times"):
         dataclasses.replace(TASK, pairs_first=True)
     with pytest.raises(ValidationError, match="not 2 and 1 times"):
         dataclasses.replace(ZOOLOGY, num_assignments=2)

@@ -99,7 +99,7 @@ def test_stored_rows_are_taken_where_they_are_of_this_very_evaluation(spec, stor
         assert job.exists(out, subject(weights=own), spec) is found
     assert ("was measured on weights v, the model has w" in capsys.readouterr().err) == (found is False)
     monkeypatch.setattr(job, "fault_of", lambda path: "torn")
-    assert job.exists(out, subject(weights=own), spec) is False and "is damaged and made again" in capsys.readouterr().err
+    assert job.exists(out, subject(weights=own), spec) is False and "is damaged: evaluating again" in capsys.readouterr().err
 
 
 class Played:

@@ -271,7 +271,7 @@ def test_tasks_are_loaded_without_examples_from_where_they_are(monkeypatch, tmp_
     with pytest.raises(ValueError, match=r"^its own words$"):
         task_files.load_tasks(("piqa",), None)
     Manager.fails = RuntimeError("odd\nand more")
-    with pytest.raises(ValueError, match=r"the data of piqa are neither local nor to be had: odd\nName local"):
+    with pytest.raises(ValueError, match=r"the data of piqa are neither in the local cache nor available: odd\nName local"):
         task_files.load_tasks(("piqa",), None)
     with pytest.raises(ValueError, match=rf"^piqa, own in {tmp_path} cannot be loaded \(odd\): check its task file and data$"):
         task_files.load_tasks(("piqa", "own"), tmp_path)

@@ -81,7 +81,7 @@ def test_a_damaged_result_is_made_again(make_run, corpus, write, bind, capsys):
     whole = out.read_bytes()
     out.write_bytes(whole[:-7] + b"flipped")
     assert job_main(arguments) == 0
-    assert "is damaged and made again" in capsys.readouterr().err
+    assert "is damaged: evaluating again" in capsys.readouterr().err
     assert out.read_bytes() == whole
 
 
@@ -97,7 +97,7 @@ def test_when_one_fails_the_others_are_done(make_run, corpus, write, bind, capsy
     assert job_main(arguments) == 2
     error = capsys.readouterr().err
     assert f"error: {eval_id(bind(too_many))}: 1000000 documents exceed the" in error
-    assert f"error: {eval_id(bind(NEEDLE))}: an error that this program should not have made" in error
+    assert f"error: {eval_id(bind(NEEDLE))}: an unexpected error, which is a bug of this program" in error
     assert "RuntimeError: a fault of ours" in error
     done = [file.name for file in (run / "evals").glob("*.parquet")]
     assert done == [f"{eval_id(bind(LOSS))}.parquet"]
@@ -210,7 +210,7 @@ JUDGE_OPTIONS = ["--judge", "m", "--judge-url", "http://127.0.0.1:9/v1", "--judg
     ("arguments", "message"),
     [
         (["per_token_loss", "--model", "/nowhere", *LOSS_OPTIONS], "neither a folder nor a hub name"),
-        (["per_token_loss", "--model", "owner/name", *LOSS_OPTIONS], "not to be had from the hub"),
+        (["per_token_loss", "--model", "owner/name", *LOSS_OPTIONS], "cannot be fetched from the hub"),
         (["per_token_loss", "--model", "EMPTY", *LOSS_OPTIONS], "neither a run folder (spec.json) nor a model folder"),
         (["needle", "--model", "RUN", "--corpus", "CORPUS", *GRID, "--judge", "m"], "--judge-url"),
         (["needle", "--model", "RUN", "--corpus", "CORPUS", *GRID, *JUDGE_OPTIONS], "NO_SUCH_KEY"),
@@ -290,7 +290,7 @@ def test_a_hub_out_of_reach_is_noticed_at_once(monkeypatch, capsys):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     go_offline_if_unreachable()
     assert constants.HF_HUB_OFFLINE
-    assert "out of reach" in capsys.readouterr().err
+    assert "cannot be reached" in capsys.readouterr().err
 
 
 HUB = longbench.Spec(precision="fp32")

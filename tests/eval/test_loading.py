@@ -244,10 +244,10 @@ def test_summaries_say_the_scale(make_run, corpus, capsys):
     run = make_run()
     source = ["--model", str(run), "--corpus", str(corpus.folder)]
     assert eval_main(["needle", *source, *NEEDLE]) == 0
-    assert "mean score 1.00 of 1 to 10, the floor" in capsys.readouterr().out
+    assert "mean score 1.00 (1 to 10), the floor" in capsys.readouterr().out
     assert eval_main(["gate_maps", *source, "--seq-len", "64", "--distance", "8"]) == 0
     assert "pruned_share: median over heads" in (out := capsys.readouterr().out)
-    assert "of 0 to 1" in out
+    assert "(0 to 1)" in out
     (file,) = (run / "evals").glob("gate_maps-*.parquet")
     assert read_rows(file)[1]["spec"]["precision"] == "fp32"
 

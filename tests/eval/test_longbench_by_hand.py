@@ -53,7 +53,7 @@ def test_the_hub_is_asked_for_the_data_set(monkeypatch):
     )
     longbench_spec.hub_archive.cache_clear()
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *given, **how: (_ for _ in ()).throw(KeyError("odd")))
-    with pytest.raises(ValueError, match=r"neither in the local cache nor to be had from the hub \(KeyError\)"):
+    with pytest.raises(ValueError, match=r"neither in the local cache nor available from the hub \(KeyError\)"):
         longbench_spec.hub_archive()
     assert [longbench_spec.hub_name(name) for name in ("multi_news", "multifieldqa_en")] == ["multi_news", "multifieldqa_en"]
 
@@ -159,7 +159,7 @@ def test_data_of_longbench_have_all_fields():
 def test_data_of_longbench_are_texts(name, value, told):
     """A string in the place of a list would be scored letter by letter; only classification needs classes."""
     body = f"{json.dumps(TREC)}\n\n{json.dumps(TREC | {name: value})}".encode()
-    with pytest.raises(ValueError, match=f"^f, line 3: `{name}` is no {told}$"):
+    with pytest.raises(ValueError, match=f"^f, line 3: `{name}` must be a {told}$"):
         longbench._parsed(body, "f", "trec")
     if name == "all_classes":
         assert len(longbench._parsed(body, "f", "qasper")) == 2

@@ -230,7 +230,7 @@ def test_a_model_that_copies_scores_10_and_a_random_one_1(mode, corpus, bind, in
     config = LlamaConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
     rows = measure.evaluate(in_memory(LlamaForCausalLM(config).eval(), codec), spec, Context(corpus=corpus))
     assert (rows["score"] == 1).all()
-    assert Spec().summary(rows)[0].endswith("mean score 1.00 of 1 to 10, the floor")
+    assert Spec().summary(rows)[0].endswith("mean score 1.00 (1 to 10), the floor")
 
 
 def test_resumed_midway_gives_identical_rows(corpus, bind, in_memory, tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def test_a_model_that_copies_chooses_the_true_word(mode, codec, corpus, bind, in
     assert (rows["right"] == 100).all()
     first = rows[rows["sample"] == 0]
     assert first["logp"].tolist() == pytest.approx((first["num_tokens"] * math.log(0.9)).tolist())
-    assert spec.summary(rows) == ["  length 260: 100% right of 10 (guessing) to 100"]
+    assert spec.summary(rows) == ["  length 260: 100% right (guessing: 10%)"]
 
 
 def test_a_model_that_finds_all_words_alike_is_right_in_no_case(codec, corpus, bind, in_memory):
@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused(make_spec, codec, corpus, bind, in_memory)
     few = replace(Choices.read(), words=["river", "salt"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure.Choices, "read", classmethod(lambda cls: few))
-        with pytest.raises(ValueError, match="no 10 words"):
+        with pytest.raises(ValueError, match="does not encode 10 words"):
             measure.needles(codec, 1)
 
 

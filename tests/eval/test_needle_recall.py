@@ -88,7 +88,7 @@ def test_equals_plain_log_probabilities(corpus, bind, in_memory):
         assert row["num_tokens"] == len(codec.encode(f" {fact.expected}"))
         for text in asked:
             assert len(codec.encode(text.split(fact.query)[0])) == row["length"] - 80
-    assert "nats of 0 (none) to" in GRID.summary(rows)[0]
+    assert "nats (0 is none, " in GRID.summary(rows)[0]
 
 
 def logprob(model, codec: TextCodec, text: str, query: str, answer: str) -> float:

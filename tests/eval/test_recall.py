@@ -103,5 +103,5 @@ def test_weights_of_equal_logits(tiny_fox, kind):
 
 def test_equal_logits_need_attention():
     run = SimpleNamespace(name="mamba2", model=SimpleNamespace(kind="mamba2"))
-    with pytest.raises(ValueError, match="mamba2 is no attention model"):
+    with pytest.raises(ValueError, match="mamba2 is not an attention model"):
         equal_logits.Spec().check(run, None)

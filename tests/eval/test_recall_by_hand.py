@@ -95,7 +95,7 @@ def test_recall_is_asked_in_batches_and_of_runs_of_the_task(opened, monkeypatch)
 
 def test_equal_logits_are_of_attention():
     loaded = SimpleNamespace(fresh=lambda: nn.Linear(1, 1), subject=SimpleNamespace(model="mamba"))
-    with pytest.raises(ValueError, match="mamba is no attention model"):
+    with pytest.raises(ValueError, match="mamba is not an attention model"):
         equal_logits.evaluate(loaded, KINDS["equal_logits"](), Context())
 
 

@@ -417,7 +417,7 @@ def test_files_of_a_model_from_the_hub(tmp_path, monkeypatch):
     ("/gone/model", "neither a folder"), ("./model", "neither a folder"), ("../owner/name", "neither a folder"),
     ("/owner", "neither a folder"), (".owner/name", "neither a folder"), ("name", "neither a folder"),
     ("a/b/c", "neither a folder"),
-    ("owner/name", "not to be had from the hub: no such model$"),
+    ("owner/name", "cannot be fetched from the hub: no such model$"),
 ])  # fmt: skip
 def test_only_names_of_the_hub_are_asked_for_there(name, why, monkeypatch, tmp_path):
     """Whatever its client raises is said in a line."""

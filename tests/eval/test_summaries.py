@@ -38,21 +38,21 @@ SAID = {
     ),
     "needle": (
         {"length": [300, 300, 400, 400, 500, 500], "score": [1.0, 1.0, 10.0, 10.0, 2.0, 5.0]},
-        ["  length 300: mean score 1.00 of 1 to 10, the floor", "  length 400: mean score 10.00 of 1 to 10, the ceiling",
-         "  length 500: mean score 3.50 of 1 to 10"],
+        ["  length 300: mean score 1.00 (1 to 10), the floor", "  length 400: mean score 10.00 (1 to 10), the ceiling",
+         "  length 500: mean score 3.50 (1 to 10)"],
     ),
     "needle_recall": (
         {"length": [300, 300, 400, 400], "recall_nats": [1.0, 2.0, -1.0, 0.5], "logp_without": [-4.0, -5.0, -6.0, -8.0]},
-        ["  length 300: mean recall 1.50 nats of 0 (none) to 4.50 (perfect)",
-         "  length 400: mean recall -0.25 nats of 0 (none) to 7.00 (perfect)"],
+        ["  length 300: mean recall 1.50 nats (0 is none, 4.50 is perfect)",
+         "  length 400: mean recall -0.25 nats (0 is none, 7.00 is perfect)"],
     ),
     "needle_choice": (
         {"length": [300, 300, 400, 400], "right": [100.0, 0.0, 100.0, 100.0]},
-        ["  length 300: 50% right of 10 (guessing) to 100", "  length 400: 100% right of 10 (guessing) to 100"],
+        ["  length 300: 50% right (guessing: 10%)", "  length 400: 100% right (guessing: 10%)"],
     ),
     "recall": (
         {"num_queries": [600, 600], "num_correct": [300, 150], "num_stale": [60, 0]},
-        ["  0.3750 of 1,200 queries answered (1 is perfect), 0.0500 with an earlier value of the key"],
+        ["  0.3750 of 1,200 queries answered correctly (1 is perfect), 0.0500 with an earlier value of the key"],
     ),
     "equal_logits": (
         {"head": [0] * 6 + [1] * 6, "distance": [*range(6)] * 2, "weight": [0.5, 0.25, 0.125, 0.1, 0.02, 9.0] + [0.25] * 6},
@@ -72,8 +72,8 @@ SAID = {
     "gate_maps": (
         {"quantity": ["half_life_tokens", "median_F", "pruned_share"] * 3 + ["F"], "row": [-1] * 9 + [0],
          "value": [2.0, 0.25, 0.5, 4.0, 0.5, 0.75, 90.0, 0.75, 1.0, 0.1]},
-        ["  half_life_tokens: median over heads 4 tokens", "  median_F: median over heads 0.5 of 0 to 1",
-         "  pruned_share: median over heads 0.75 of 0 to 1"],
+        ["  half_life_tokens: median over heads 4 tokens", "  median_F: median over heads 0.5 (0 to 1)",
+         "  pruned_share: median over heads 0.75 (0 to 1)"],
     ),
     "throughput": (
         {"mode": ["train"], "seq_len": [128], "tokens_per_s": [12345.6], "tokens_per_s_low": [9999.4], "mfu": [0.4321],
@@ -117,7 +117,7 @@ SAID = {
         {"quantity": ["keys", "keys", "bytes", "bytes_of_all", "loss", "loss_evicted", "dropped", "dropped", "keys", "bytes"],
          "position": [128, 128, 128, 128, -1, -1, -1, -1, 64, 64],
          "value": [32.0, 64.0, 3 * 2**19, 2**22, 3.0, 3.25, 1e-6, 2e-6, 9.0, 9.0]},
-        ["  after 128 tokens 0.375 of 1 keys remain: 1.50 MiB; a Transformer keeps 4.00",
+        ["  after 128 tokens a share of 0.375 of the keys remains, 1.50 MiB; a Transformer keeps 4.00 MiB",
          "  loss 3.000000, evicted 3.250000 nats per token; a query loses at most 2.0e-06 of its probability"],
     ),
     "decoding": (
@@ -172,7 +172,7 @@ REFUSED = [
                           ("gate_maps", dict(seq_len=128, distance=8)))
       for run in (PLAIN, MAMBA)),
     ("pruning", dict(context_len=128, num_documents=3), RUN, None),
-    ("equal_logits", {}, PLAIN, None), ("equal_logits", {}, MAMBA, "mine is no attention model"),
+    ("equal_logits", {}, PLAIN, None), ("equal_logits", {}, MAMBA, "mine is not an attention model"),
     ("recall", {}, RUN, "mine was trained on text"),
     ("training_curve", {}, RUN, None), ("training_curve", {}, ELSEWHERE, "was trained elsewhere"),
     ("lm_eval", dict(include="local-v1:aa"), RUN, None), ("longbench", dict(dataset="local-v1:aa"), RUN, None),
@@ -200,7 +200,7 @@ def test_runs_that_an_evaluation_refuses(kind, given, run, why):
 ])  # fmt: skip
 def test_what_gives_rows_is_named_once(kind, given):
     """Else all would be measured, and its rows refused since they appear twice."""
-    with pytest.raises(ValueError, match="is there twice: name each once"):
+    with pytest.raises(ValueError, match="is given twice: name each once"):
         KINDS[kind](**given)
 
 

@@ -164,7 +164,7 @@ def test_models_that_were_evaluated_in_other_ways_do_not_meet(tmp_path):
     for model, documents in (("fox_pro", 16), ("fox_llama", 12)):
         rows = synthetic.context_rows(falling(), rng, documents=documents)
         store.add("context_use", model, [("context_use", rows)], evaluation={"targets": 32})
-    with pytest.raises(ValueError, match="evaluated on other targets or contexts"):
+    with pytest.raises(ValueError, match="evaluated on different targets or contexts"):
         context_losses(store.study("context_use"))
 
 

@@ -205,10 +205,10 @@ def test_what_a_scale_cannot_have_is_told_with_what_to_leave_out(asked, monkeypa
     remedy = r"leave the line out with --only or --line, or leave out fig2_per_token_loss\.$"
     with pytest.raises(ValueError, match=rf"'hgrn2', at narrow: hidden_size 64 .* expand_ratio 128; {remedy}"):
         make_plan(wanted)
-    with pytest.raises(ValueError, match=r"raise the reserve \(--reserve; of a scale `needle` .*\); or leave out fig4_needle$"):
+    with pytest.raises(ValueError, match=r"raise the reserve \(--reserve, or `needle` .*\); or leave out fig4_needle$"):
         make_plan(replace(wanted, only=others))
     assert make_plan(replace(wanted, only=others, artefacts=tuple(stem for stem in MAIN if stem != "fig4_needle"))).runs
-    with pytest.raises(ValueError, match=r"raise the reserve \(--reserve; of a scale `needle` in experiments/scales.py\)$"):
+    with pytest.raises(ValueError, match=r"raise the reserve \(--reserve, or `needle` of a scale in experiments/scales.py\)$"):
         make_plan(replace(wanted, only=others, artefacts=("fig4_needle",)))
 
 

@@ -376,7 +376,7 @@ def test_what_evaluations_read_from_the_hub_is_had_before_anything_is_submitted(
     fake, fetched = make_slurm(), []
     monkeypatch.setattr(KINDS["lm_eval"], "fetch", lambda spec, sources: fetched.append(spec.kind))
     plan = plan_of(tmp_path, "table1_lm_eval", "table2_longbench")
-    with pytest.raises(ValueError, match=r"LongBench .* is neither in the local cache nor to be had"):
+    with pytest.raises(ValueError, match=r"LongBench .* is neither in the local cache nor available"):
         submitted(plan, cluster_of(tmp_path))
     assert not fake.jobs and set(fetched) <= {"lm_eval"}
     monkeypatch.setattr(KINDS["longbench"], "fetch", lambda spec, sources: fetched.append(spec.kind))
