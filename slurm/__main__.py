@@ -1,6 +1,6 @@
-"""Submit runs to SLURM, see how they are doing, and do something about it: `python -m slurm run`, `status`, `resubmit` ..."""
+"""Submit runs to SLURM, watch them, cancel or resubmit them: `python -m slurm run`, `status`, `resubmit` ..."""
 
-import training.interrupted  # noqa: F401  # isort: skip  (before what takes long)
+import training.interrupted  # noqa: F401  # isort: skip  (before the slow imports)
 import json
 import os
 import sys
@@ -25,7 +25,7 @@ from training.signals import EXIT_INTERRUPTED
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Submit what is neither there nor under way, and return at once. The same command goes on where SLURM took not all."""
+    """Submit what is neither done nor queued, and return at once. If SLURM accepts only a part, run the same command again."""
 
     cluster: Path
     """The cluster's TOML file; slurm/clusters has some to copy and edit."""
@@ -43,14 +43,14 @@ class Run:
         return (rehearse if self.dry_run else submit)(plan, cluster, console)
 
     def _check_device(self, gpus_per_node: int) -> None:
-        """Raise ValueError for a --device that contradicts the cluster file, which is where jobs run."""
+        """Raise ValueError for a --device that contradicts the cluster file, which says where jobs run."""
         device = self.request.execution.device
         if device == "cpu" and gpus_per_node:
-            reason = f"{self.cluster} has gpus_per_node {gpus_per_node}, so its jobs are for GPUs"
-            remedy = "or take a cluster file without gpus_per_node and gpus"
+            reason = f"{self.cluster} has gpus_per_node {gpus_per_node}, so its jobs run on GPUs"
+            remedy = "or use a cluster file without gpus_per_node and gpus"
         elif device == "cuda" and not gpus_per_node:
-            reason = f"{self.cluster} has no gpus_per_node, so its jobs are without GPUs"
-            remedy = "or say gpus_per_node and gpu_tflops there"
+            reason = f"{self.cluster} has no gpus_per_node, so its jobs run without GPUs"
+            remedy = "or set gpus_per_node and gpu_tflops there"
         else:
             return
         raise ValueError(f"--device {device}: {reason}. Leave --device out, {remedy}.")
@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Names of runs and where they lie."""
+    """Names of runs, and the folder that they are in."""
 
     runs_dir: Path = Path("runs")
     """Run folders."""
@@ -68,7 +68,7 @@ class Asked:
     """Parts of the names of runs, corpora or artefacts; default: all."""
 
     def submissions(self) -> list[Submission]:
-        """Everything submitted from the runs folder. ValueError where nothing was."""
+        """Return all submissions from the runs folder. Raises ValueError if there are none."""
         client.require_slurm()
         folders = [path for path in sorted(self.runs_dir.glob("*/plans/submissions")) if self.scale in (None, path.parts[-3])]
         found = [submission for folder in folders for submission in read_submissions(folder)]
@@ -78,8 +78,8 @@ class Asked:
         return found
 
     def look(self) -> tuple[list[list[JobState]], set[str], set[str]]:
-        """The jobs of each run together, of those that were asked for; SLURM's ids of all that they have in the queue; and ids
-        that nobody waits for. ValueError for a name that is nowhere."""
+        """Return the jobs of the chosen runs, grouped by run; SLURM's ids of those that are active; and ids of surplus jobs,
+        which nobody waits for. Raises ValueError for an unknown name."""
         submissions = self.submissions()
         others = users(submissions)
         queue = client.queue(others)
@@ -98,7 +98,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Asked):
-    """One line a run: state, node, step, tokens/s, time left, restarts, what is wrong."""
+    """Show one line per run: state, node, step, tokens/s, time left, restarts, error."""
 
     state: str | None = None
     """Only runs in these states, STATE[,STATE...]: done, running, waiting, pending, requeued, held, hidden, failed,
@@ -118,17 +118,17 @@ class Status(Asked):
         console.print(table(found))
         console.print(summary(found) or "none", style="dim")
         if surplus:
-            late = "of which sbatch had told too late; `cancel` or the next `run` ends it"
-            console.print(f"[yellow]note:[/] SLURM also has {', '.join(sorted(surplus))}, {late}")
+            late = "duplicates, as sbatch answered too late; `cancel` or the next `run` cancels them"
+            console.print(f"[yellow]note:[/] SLURM also has {', '.join(sorted(surplus))}: {late}")
         return _exit_code(found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch(Status):
-    """The same, renewed until no job is left."""
+    """Show `status`, refreshed until no job is left."""
 
     every: float = 10.0
-    """Seconds."""
+    """Seconds between refreshes."""
 
     def run(self, console: Console) -> int:
         found, _ = self.chosen()
@@ -142,17 +142,17 @@ class Watch(Status):
                     except ValueError as error:  # the controller may be down for a while
                         live.update(escape(str(error)), refresh=True)
         except KeyboardInterrupt:
-            console.print("the jobs go on; `python -m slurm cancel` ends them")
+            console.print("the jobs keep running; `python -m slurm cancel` cancels them")
             return EXIT_INTERRUPTED
         return _exit_code(found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logs(Asked):
-    """The logs of runs: of their tasks, and of the batch script where a task never began."""
+    """Show the logs of runs: of their tasks, and of the batch script if a task never began."""
 
     lines: int = 20
-    """Lines of each log."""
+    """Last lines of each log to show."""
 
     def run(self, console: Console) -> int:
         if not self.names:
@@ -180,33 +180,33 @@ class Cancel(Asked):
         states = [state for members in found for state in members]
         for state in states:
             if state.id in active and state.state != "running":
-                # Nobody else will note its end, and SLURM forgets it within minutes.
+                # Nothing else records its end, and SLURM forgets it within minutes.
                 by = f"cancelled by {client.me()}"
                 restarts.append(state.job.journal, "end", job=state.id, code=0, action="cancelled", reason=by)
         console.print(f"cancelled {len(active | surplus)} jobs" if active or surplus else "no job is queued or running")
         hidden = {state.user for state in states if state.state == "hidden"}
         if hidden:
-            console.print(f"SLURM hides the jobs of {', '.join(sorted(hidden))}, who can cancel them")
+            console.print(f"SLURM hides the jobs of {', '.join(sorted(hidden))}; only they can cancel them")
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resubmit(Asked):
-    """Submit again what failed, was cancelled or was not taken, as it was asked for: all of it, or of some runs."""
+    """Resubmit what failed, was cancelled or was not accepted, with the same options: everything, or some runs."""
 
     cluster: Path | None = None
-    """The cluster's TOML file; default: the settings with which it was submitted."""
+    """The cluster's TOML file; default: the settings that it was submitted with."""
 
     def run(self, console: Console) -> int:
         from slurm.cluster import CLUSTER, read_cluster
         from slurm.submit import REQUEST, planned, submit
 
         if self.names:
-            self.look()  # each must be the name of something
+            self.look()  # raises for unknown names
         given = read_cluster(self.cluster.absolute()) if self.cluster is not None else None
         wanted = {str(submission.request): submission for submission in self.submissions() if not submission.withdrawn}
         if given is None:
-            console.print("with the settings of the cluster file as it was then; --cluster FILE takes those of now")
+            console.print("with the cluster settings of the earlier submission; --cluster FILE uses new ones")
         codes = set()
         for submission in wanted.values():
             os.chdir(submission.cwd)
@@ -218,8 +218,8 @@ class Resubmit(Asked):
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency(Asked):
-    """GPU-hours asked for, used, and lost in starts that got no further, and hours in the queue, by kind of job. Without GPUs,
-    hours of processes."""
+    """Show GPU-hours requested, used, and lost in starts without progress, and hours in the queue, by kind of job. Without
+    GPUs: process-hours."""
 
     def run(self, console: Console) -> int:
         chosen = {state.job.about for members in self.look()[0] for state in members}
@@ -231,7 +231,7 @@ Command = Run | Status | Watch | Logs | Cancel | Resubmit | Efficiency
 
 
 def _shown(found: list[list[JobState]]) -> Group:
-    """The summary, what failed, what is open, and what is done, as a terminal may not have a line for each."""
+    """Return the summary, then failed, open and done runs, in this order as a terminal may be too short for all."""
     order = (*BROKEN, *OPEN, "done")
     return Group(summary(found), table(sorted(found, key=lambda members: order.index(now(members).state))))
 
@@ -241,7 +241,7 @@ def _exit_code(found: list[list[JobState]]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 fine, 1 something failed (status, watch), 2 an error to mend, 75 SLURM took not all, 130 interrupted."""
+    """Exit codes: 0 fine, 1 a job failed (status, watch), 2 an error to fix, 75 SLURM did not accept all, 130 interrupted."""
     command = parse(Command, arguments, "python -m slurm", __doc__)
     console = wide(Console(soft_wrap=True, highlight=False))
     return guarded(lambda: command.run(console))

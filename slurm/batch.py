@@ -1,4 +1,4 @@
-"""The sbatch script of a batch of jobs: plain bash, made to be read by the cluster's administrators."""
+"""The sbatch script of a batch of jobs: plain bash that the cluster's administrators can read."""
 
 import os
 import shlex
@@ -14,12 +14,12 @@ MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 GPUS = {"gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"}
 TEMPLATE = Path(__file__).parent / "job.sh"
 LEAVE_S = 60
-"""Seconds that a batch script keeps for itself before the time limit."""
+"""Seconds before the time limit that a batch script reserves for itself."""
 
 
 def script(submission: Submission, entry: int, cluster: Cluster, code: Path, throttle: int | None) -> str:
-    """The sbatch script of an entry of a submission's batches: slurm/job.sh, filled in. Jobs run in the folder they were
-    submitted from, with a snapshot's `code`."""
+    """Return the sbatch script of one of a submission's batches: slurm/job.sh, filled in. Jobs run in the folder they were
+    submitted from, with the snapshot `code`."""
     batch = submission.batches[entry]
     settings, python = cluster.settings(batch.kind), task_python(cluster)
     options = _merged(_sbatch_options(submission, entry, cluster, throttle), settings.sbatch)
@@ -47,7 +47,7 @@ def script(submission: Submission, entry: int, cluster: Cluster, code: Path, thr
 
 
 def task_python(cluster: Cluster) -> str:
-    """The python of the tasks: the cluster file's, or what `setup` or the container brings, or else the submitting one."""
+    """Return the python of the tasks: the cluster file's, else that of `setup` or the container, else the submitting one."""
     return cluster.python or ("python3" if cluster.setup or cluster.container else shlex.quote(sys.executable))
 
 
@@ -95,12 +95,12 @@ def _gpus(count: int, settings: KindSettings, cluster: Cluster) -> dict[str, str
 
 
 def _array(indices: list[int], throttle: int | None) -> str:
-    """0-6, or 3,7-9: with the throttle's %4."""
+    """Print indices as 0-6, or 3,7-9, with a throttle as %4."""
     return spans(indices) + (f"%{throttle}" if throttle is not None and throttle < len(indices) else "")
 
 
 def _merged(ours: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Each option once, the cluster file's winning over ours; another way to ask for memory or GPUs replaces ours, too."""
+    """Merge options: the cluster file's override ours, and so does another way to ask for memory or GPUs."""
     gres = str(given.get("gres") or "")
     dropped = {name for alike in (MEMORY, GPUS) for name in alike if alike & given.keys()}
     dropped |= GPUS if "gpu" in gres else {"gres"} if GPUS & given.keys() and not gres else set()

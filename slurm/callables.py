@@ -1,4 +1,4 @@
-"""The tasks of a plan as callables for submitit, so that a notebook can train, evaluate and draw by any of its executors
+"""The tasks of a plan as callables for submitit, so that a notebook can train, evaluate and draw with any of its executors
 (SLURM, local, debug). slurm/clusters/README.md has an example."""
 
 import contextlib
@@ -32,10 +32,10 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Submittable(Task):
-    """`python -m MODULE ARGS` as a function without arguments, which returns the task's name. RuntimeError if it fails.
+    """`python -m MODULE ARGS` as a function without arguments, which returns the task's name or raises RuntimeError.
 
-    The task is a process of its own, so that signals find submitit's handler, which has `checkpoint` let it save and leave, and
-    SLURM start the same again. A crash is tried again by the rule of experiments/restarts.py; a training that has had its
+    The task is a process of its own, so that signals reach submitit's handler: it calls `checkpoint`, which lets the task save
+    and exit, and SLURM requeues it. A crash is retried by the rule of experiments/restarts.py; a training that has used up its
     --max-hours is not."""
 
     cwd: Path
@@ -52,13 +52,13 @@ class Submittable(Task):
             if action == "done":
                 return self.name
             if action == "again" and code == restarts.REQUEUE and "--max-hours" in self.args:
-                raise RuntimeError(f"{self.name}: {reason}: it has had its --max-hours; submitted again it goes on")
+                raise RuntimeError(f"{self.name}: {reason}: its --max-hours are used up; submit it again to resume")
             if action == "failed":
                 words = filter(None, (self.name, reason, restarts.last_words(self.log)))
                 raise RuntimeError(f"{': '.join(words)}; log: {self.log}")
 
     def checkpoint(self) -> DelayedSubmission:
-        """Let the task save and leave. Called by submitit in a job's first process, before a time limit and at preemption."""
+        """Let the task save and exit. Called by submitit in a job's first process, before a time limit and at preemption."""
         with contextlib.suppress(IndexError, ProcessLookupError, ChildProcessError):  # it has not begun, or has ended
             os.kill(self.pids[-1], signal.SIGUSR2)
             os.waitid(os.P_PID, self.pids[-1], os.WEXITED | os.WNOWAIT)
@@ -92,11 +92,11 @@ class Submittable(Task):
 
 
 def stages(request: Request, *, processes: int = 1, machine: str = UNNAMED) -> list[list[Submittable]]:
-    """Return what a request lacks: corpora, trainings, evaluations, timings, figures. Tasks of a stage may run at once, when
-    those of the stages before have ended. What they read beside corpora is written and fetched now.
+    """Return a request's missing tasks: corpora, trainings, evaluations, timings, figures. Tasks of one stage can run in
+    parallel, once those of earlier stages have ended. All that they read, except corpora, is written and fetched now.
 
-    `processes`: of each training, the executor's tasks. `machine`: name of that of timings (slurm/clusters/README.md). Where
-    another machine computes, say Execution(device="cuda"). ValueError for what a plan refuses."""
+    `processes`: per training, the executor's tasks. `machine`: name of the machine of timings (slurm/clusters/README.md). If
+    tasks run on another machine, use Execution(device="cuda"). Raises ValueError for what a plan refuses."""
     whole = whole_paths(request.settled() if request.execution.device == "auto" else request)
     plan = make_plan(whole, machine=machine)
     fetch(plan, Console(quiet=True))

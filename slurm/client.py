@@ -1,7 +1,8 @@
-"""SLURM's own commands: submit, look, requeue, cancel. Standard library only: on clusters with containers the end of a job
+"""SLURM's own commands: submit, query, requeue, cancel. Standard library only: on clusters with containers a job's epilogue
 runs on the host's python3.
 
-squeue asks the controller, which knows jobs for minutes after their end; sacct the accounting database, where there is one."""
+squeue asks the controller, which knows jobs for minutes after their end; sacct asks the accounting database, if there is one.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ ENDED = {
 HELD_STATES = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 HELD_REASONS = {"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"}
 NEVER = re.compile(r"Partition(TimeLimit|NodeLimit|Config)|BadConstraints|Invalid(Account|QOS)|\w+PerJob(Limit)?")
-"""Reasons for which a job waits that it will not get over as it was asked for."""
+"""Reasons for which a job, as it was submitted, waits for ever."""
 SOUND = {"idle", "mixed", "allocated", "completing"}
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""Variables that say which SLURM is meant, and who is asking."""
+"""Variables that select the SLURM cluster and authenticate the user."""
 WAIT_S = 600
-"""Seconds that the end of a job waits for a controller that is down."""
+"""Seconds that a job's epilogue waits for a controller that is down."""
 _UNREACHABLE = (
     "Unable to contact slurm controller", "Connection refused", "Connection reset", "timed out", "Zero Bytes",
     "Communication connection failure", "Transport endpoint", "Resource temporarily unavailable", "temporarily unable",
@@ -35,12 +36,12 @@ _UNREACHABLE = (
 _FOR_GOOD = ("nvalid", "not available", "nrecognized", "denied", "not permitted", "no such file")
 _LIMITS = ("SubmitJob", "MaxSubmit", "job submit limit", "MaxJobCount")
 _LASTING = re.compile(r"\b(?:QOS|Assoc)(?!\w*Submit)\w+")
-"""Limits on what one job may be (with DenyOnLimit): of time, processors, nodes."""
+"""Limits on the size of one job (with DenyOnLimit): time, processors, nodes."""
 _NO_ARRAYS = ("Invalid job array specification", "Job array index too large")
 
 
 class ForNow(Exception):
-    """SLURM does not answer, or is too busy: the same may be accepted later."""
+    """SLURM does not answer or is too busy: it may accept the same job later."""
 
 
 class TooMany(ForNow):
@@ -48,7 +49,7 @@ class TooMany(ForNow):
 
 
 class Unclear(ForNow):
-    """Words that are not known here."""
+    """An error message that is not known here."""
 
 
 class NoArrays(Exception):
@@ -56,7 +57,7 @@ class NoArrays(Exception):
 
 
 class Refused(Exception):
-    """A mistake in what was asked for."""
+    """A refusal for good: the request itself is wrong."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class QueuedJob:
 
 
 def require_slurm() -> None:
-    """ValueError where SLURM's commands are missing."""
+    """Raise ValueError if SLURM's commands are missing."""
     missing = [name for name in COMMANDS if shutil.which(name) is None]
     if missing:
         remedy = "run this on the cluster's login node, or look at the plan with --dry-run"
@@ -94,9 +95,9 @@ def require_slurm() -> None:
 
 
 def sbatch(script: str) -> str:
-    """Submit a script and return SLURM's id. ForNow, TooMany, Unclear, NoArrays or Refused with SLURM's own words."""
+    """Submit a script and return SLURM's id. Raises ForNow, TooMany, Unclear, NoArrays or Refused with SLURM's message."""
     result = _run("sbatch", "--parsable", script)
-    found = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)  # a site's greeting may stand before it
+    found = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)  # a site's greeting may precede it
     if result.returncode == 0 and found:
         return found[-1]
     said = [line.strip() for line in result.stderr.splitlines() if line.strip()]
@@ -112,7 +113,7 @@ def sbatch(script: str) -> str:
 
 
 def queue(users: Iterable[str] = ()) -> dict[str, QueuedJob]:
-    """All jobs of this user and of `users` that the controller remembers, ended ones too, by id. ValueError: no answer."""
+    """Return all jobs of this user and of `users` that the controller knows, also ended ones, by id. ValueError: no answer."""
     whose = ["--me"] if not users else ["--user", ",".join(sorted({*users, me()}))]
     result = _run("squeue", *whose, "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%u|%j|%k")
     if result.returncode:
@@ -122,14 +123,14 @@ def queue(users: Iterable[str] = ()) -> dict[str, QueuedJob]:
 
 
 def unseen(users: Iterable[str], queue: dict[str, QueuedJob]) -> set[str]:
-    """Return those of `users` whose jobs SLURM does not show to this one (PrivateData=jobs)."""
+    """Return those of `users` whose jobs SLURM does not show to this user (PrivateData=jobs)."""
     rest = set(users) - {job.user for job in queue.values()} if os.geteuid() else set()
     said = _run("scontrol", "show", "config").stdout if rest else ""
     return rest if re.search(r"^PrivateData\s*=.*\bjobs\b", said, re.M) else set()
 
 
 def without_grace(partitions: set[str | None]) -> list[str]:
-    """Names of those `partitions` (None: the default one) whose preempted jobs are cancelled, with KillWait to save in."""
+    """Return those `partitions` (None: the default one) that cancel preempted jobs, which have only KillWait to save."""
     names = {name for some in partitions for name in (some or "").split(",")}  # "": the default one
     found = [_told(line) for line in _run("scontrol", "show", "partition", "--oneliner").stdout.splitlines()]
     killed = [part for part in found if part.get("PreemptMode") == "CANCEL" and part.get("GraceTime") == "0"]
@@ -138,7 +139,7 @@ def without_grace(partitions: set[str | None]) -> list[str]:
 
 
 def accounted(job_ids: Iterable[str]) -> dict[str, str]:
-    """States of jobs that the controller has forgotten, as far as the accounting database has them."""
+    """Return the states of jobs that the controller has forgotten, as far as the accounting database has them."""
     wanted = sorted(job_ids)
     if not wanted or shutil.which("sacct") is None:
         return {}
@@ -157,7 +158,7 @@ def me() -> str:
 
 
 def state(job_id: str) -> str:
-    """State of one job; waits for a controller that is down. PREEMPTED also while that cancels it; UNKNOWN: none to tell."""
+    """Return a job's state; waits for a controller that is down. PREEMPTED also while that cancels it; UNKNOWN: no answer."""
     said = _shown(job_id)
     if said.get("StartTime", "") <= said.get("PreemptTime", "None") < "None":  # dates, of this start
         return "PREEMPTED"
@@ -165,14 +166,14 @@ def state(job_id: str) -> str:
 
 
 def requeue(job_id: str) -> str | None:
-    """Have a job start again from its beginning; waits for a controller that is down. Returns SLURM's complaint, if any."""
+    """Requeue a job; waits for a controller that is down. Returns SLURM's error message, if any."""
     result = _patiently(WAIT_S, "scontrol", "requeue", job_id)
     return last_line(result.stderr) or f"exit code {result.returncode}" if result.returncode else None
 
 
 def without(job_id: str, node: str, needed: int) -> str | None:
-    """The nodes that a job is to avoid when it starts again: `node`, and what it avoids already. None where fewer than the
-    `needed` would be left of those of the same make in its partition."""
+    """Return the nodes that a job is to avoid at its next start: `node`, and those it avoids already. None if this leaves
+    fewer than `needed` nodes of the same make in its partition."""
     before = _shown(job_id).get("ExcNodeList", "(null)")
     excluded = {node, *(() if before == "(null)" else _run("scontrol", "show", "hostnames", before).stdout.split())}
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
@@ -183,7 +184,7 @@ def without(job_id: str, node: str, needed: int) -> str | None:
 
 
 def avoid(job_id: str, nodes: str) -> bool:
-    """Keep a job from nodes when it starts again; SLURM takes that only when it has been requeued."""
+    """Exclude nodes from a job's next start; SLURM accepts that only after the job was requeued."""
     return not _run("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={nodes}").returncode
 
 
@@ -192,12 +193,12 @@ def _shown(job_id: str) -> dict[str, str]:
 
 
 def _told(text: str) -> dict[str, str]:
-    """NAME=VALUE of one line of scontrol's."""
+    """Parse the NAME=VALUE pairs in one line of scontrol's output."""
     return dict(word.partition("=")[::2] for word in text.split())
 
 
 def cancel(job_ids: Iterable[str]) -> None:
-    """Cancel jobs; those that have ended meanwhile are left alone. ValueError with SLURM's message if that fails."""
+    """Cancel jobs; those that have ended are ignored. Raises ValueError with SLURM's message if that fails."""
     wanted = together(job_ids)
     if wanted:
         result = _patiently(30, "scancel", *wanted)
@@ -206,7 +207,7 @@ def cancel(job_ids: Iterable[str]) -> None:
 
 
 def together(job_ids: Iterable[str]) -> list[str]:
-    """Return the ids with the tasks of each array as one, such as 123_[0-6,9]: one request instead of one a task."""
+    """Return the ids with the tasks of each array merged, such as 123_[0-6,9]: one request instead of one per task."""
     wanted, tasks = set(job_ids), dict[str, list[int]]()
     for array, _, index in (job.partition("_") for job in wanted if "_" in job):
         tasks.setdefault(array, []).append(int(index))
@@ -215,7 +216,7 @@ def together(job_ids: Iterable[str]) -> list[str]:
 
 
 def spans(indices: Iterable[int]) -> str:
-    """0-6, or 3,7-9."""
+    """Print indices as 0-6, or 3,7-9."""
     found: list[list[int]] = []
     for index in sorted(indices):
         if found and found[-1][1] == index - 1:
@@ -239,7 +240,7 @@ def _patiently(patience_s: float, *command: str) -> subprocess.CompletedProcess[
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    # SBATCH_PARTITION and the like beat what a script says; a shell inside a job has SLURM_ variables of that job.
+    # SBATCH_PARTITION and the like override a script's options; a shell inside a job has SLURM_ variables of that job.
     foreign = ("SBATCH_", "SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_")
     environment = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(foreign)}
     try:

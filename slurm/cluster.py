@@ -1,5 +1,5 @@
-"""Description of a cluster: a TOML file, read into frozen dataclasses and checked before anything is submitted.
-slurm/clusters/README.md describes every field; beside it lie examples to copy."""
+"""Description of a cluster: a TOML file, read into frozen dataclasses and validated before anything is submitted.
+slurm/clusters/README.md describes every field; its folder has examples to copy."""
 
 import json
 import os
@@ -17,13 +17,13 @@ from training.command_line import short
 
 KINDS = ("prepare", "train", "evaluate", "time", "draw")
 HOURS = {"prepare": 12.0, "evaluate": 6.0, "time": 2.0, "draw": 1.0}
-"""The longest jobs of a kind ask for where nothing is said; trainings ask for what they are estimated to take."""
+"""Default time limits of kinds of jobs; trainings ask for their estimated time."""
 UNNAMED = "unnamed"
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 OURS = {
     "array", "dependency", "error", "open-mode", "ntasks-per-node", "output", "parsable", "signal", "test-only", "wait", "wrap",
 }  # fmt: skip
-"""Options by which a graph hangs together."""
+"""Options that the job graph relies on, which a cluster file cannot set."""
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -32,27 +32,27 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def _long_names(options: dict[str, Any]) -> dict[str, Any]:
-    """Names as sbatch and srun have them: mail_type becomes mail-type."""
+    """Convert names to those of sbatch and srun: mail_type becomes mail-type."""
     found = {name.replace("_", "-"): value for name, value in options.items()}
     for name, value in found.items():
         if not re.fullmatch("[a-z][a-z0-9-]+", name):
-            raise ValueError(f"{name!r} is no long option; write it without dashes in front, such as mail-type")
+            raise ValueError(f"{name!r} is not a long option; write it without leading dashes, such as mail-type")
         if name in OURS:
-            raise ValueError(f"{name} is what holds the graph together and cannot be set")
+            raise ValueError(f"{name} is used by the job graph and cannot be set")
         if "\n" in str(value):
             raise ValueError(f"{name} {value!r} has a line break, which an #SBATCH line cannot hold")
         if name == "clusters":
-            raise ValueError("clusters is for every command of SLURM's: export SLURM_CLUSTERS=NAME in your shell instead")
+            raise ValueError("clusters must hold for all of SLURM's commands: export SLURM_CLUSTERS=NAME in your shell instead")
     return found
 
 
 Options = Annotated[dict[str, str | bool | int | float], AfterValidator(_long_names)]
-"""Further options of sbatch or srun, by their long names: true gives the bare option, false leaves ours out."""
+"""Further options of sbatch or srun, by their long names: true passes the bare option, false removes ours."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Settings:
-    """Settings that can be said for all jobs, and again for one kind of them."""
+    """Settings of all jobs, which the table of one kind of job can override."""
 
     partition: Name | None = None
     account: Name | None = None
@@ -68,15 +68,14 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class KindSettings(Settings):
-    """`gpus` of one job of this kind; for a training one process each, over several nodes if need be."""
+    """`gpus` of one job of this kind; a training has one process per GPU, over several nodes if needed."""
 
     gpus: NonNegativeInt | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainSettings(KindSettings):
-    """Without GPUs: `tasks` processes train one run, spread over `nodes`. The others are options of `run`, which win over
-    these."""
+    """Without GPUs, `tasks` processes on `nodes` train one run. The other fields are options of `run`, which override these."""
 
     tasks: PositiveInt = 1
     nodes: PositiveInt = 1
@@ -88,7 +87,7 @@ class TrainSettings(KindSettings):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Cluster(Settings):
-    """A place where jobs go and what they may ask for. Field by field: slurm/clusters/README.md."""
+    """A cluster, and what its jobs may ask for. Its fields are described in slurm/clusters/README.md."""
 
     gpus_per_node: NonNegativeInt = 0
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
@@ -119,7 +118,7 @@ class Cluster(Settings):
             raise ValueError("gpus_per_node needs gpu_tflops, the dense bf16 rate of one GPU (H100: 989, A100: 312)")
         train, per_node = self.train, self.gpus_per_node
         if per_node and (train.tasks > 1 or train.nodes > 1):
-            raise ValueError("train.tasks and train.nodes are for clusters without GPUs; say train.gpus")
+            raise ValueError("train.tasks and train.nodes are for clusters without GPUs; set train.gpus")
         if train.tasks % train.nodes:
             raise ValueError(f"train.tasks {train.tasks} is not a multiple of train.nodes {train.nodes}")
         for kind in KINDS:
@@ -133,21 +132,21 @@ class Cluster(Settings):
             if hours * 3600 <= seconds:
                 raise ValueError(f"time_limit_hours {hours:g} of {kind} is no longer than signal_seconds {seconds}")
             if {"comment", "job-name"} <= self.settings(kind).sbatch.keys():
-                raise ValueError("sbatch sets both comment and job-name: one of them must be left to tell our jobs by")
+                raise ValueError("sbatch sets both comment and job-name; leave one unset, as our jobs are recognised by it")
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
         return "cuda" if self.gpus_per_node else "cpu"
 
     def hours(self, kind: str) -> float:
-        """The longest a job of this kind may ask for."""
+        """Return the longest time that a job of this kind may ask for."""
         assert self.time_limit_hours is not None
         own = getattr(self, kind).time_limit_hours
         return own if own is not None else min(HOURS.get(kind, self.time_limit_hours), self.time_limit_hours)
 
     def settings(self, kind: str) -> KindSettings:
-        """Return what holds for jobs of this kind: its own table over what is said for all. Timings are evaluations where they
-        have no table of their own."""
+        """Return the settings for jobs of this kind: its own table overrides those of all jobs. Settings of timings default to
+        those of evaluations."""
         base, own = self.settings("evaluate") if kind == "time" else self, getattr(self, kind)
         merged: dict[str, Any] = {}
         for name in (item.name for item in fields(KindSettings)):
@@ -160,7 +159,7 @@ CLUSTER: TypeAdapter[Cluster] = TypeAdapter(Cluster)
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster of a TOML file; `scratch` absolute, `~` and `$NAME` filled in. ValueError of one line for what is wrong."""
+    """Read a cluster's TOML file. In `scratch`, `~` and `$NAME` are expanded. Raises a ValueError of one line for a mistake."""
     try:
         values = tomllib.loads(path.read_text())
         if isinstance(scratch := values.get("scratch"), str):
@@ -181,12 +180,14 @@ def read_cluster(path: Path) -> Cluster:
             ["/bin/bash", "-O", "extglob", "-n", "-c", line], capture_output=True, text=True, errors="replace"
         )
         if read.returncode:
-            raise ValueError(f"--cluster {path}: setup: {line!r} is no whole command: {read.stderr.strip().splitlines()[0]}.")
+            raise ValueError(
+                f"--cluster {path}: setup: {line!r} is no complete command: {read.stderr.strip().splitlines()[0]}."
+            )
     return replace(cluster, scratch=cluster.scratch.absolute())
 
 
 def _mistake(error: ValidationError) -> str:
-    """The first thing that is wrong: where, what, and what was given."""
+    """Describe the first mistake: its place, what is wrong, and the value."""
     first = error.errors()[0]
     if first["type"] != "unexpected_keyword_argument":
         return short(error)

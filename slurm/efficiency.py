@@ -1,5 +1,5 @@
-"""Hours of what was submitted: asked for, used, lost and waited, by kind of job. From records and journals alone, so also where
-SLURM keeps no accounts."""
+"""Hours of all submitted jobs: requested, used, lost and queued, by kind of job. Computed from records and journals alone, so
+SLURM's accounting is not needed."""
 
 import datetime
 from collections import defaultdict
@@ -15,7 +15,7 @@ from slurm.job import Job, Submission
 
 @dataclass
 class Hours:
-    """Sum over jobs that have begun, in GPU-hours, or without GPUs in hours of processes; `queued` in hours of jobs."""
+    """Sums over jobs that have started, in GPU-hours, or without GPUs in process-hours; `queued` in job-hours."""
 
     jobs: int = 0
     asked: float = 0.0
@@ -25,7 +25,7 @@ class Hours:
 
 
 def hours(submissions: Iterable[Submission], about: Collection[str], now: datetime.datetime) -> dict[str, Hours]:
-    """Sum up jobs of runs, corpora and artefacts, by kind."""
+    """Sum up the jobs of the runs, corpora and artefacts in `about`, by kind."""
     found: defaultdict[str, Hours] = defaultdict(Hours)
     for submission in (submission for submission in submissions if not submission.withdrawn):
         sent = datetime.datetime.strptime(submission.path.stem[:15], "%Y%m%d-%H%M%S").astimezone()
@@ -39,7 +39,7 @@ def hours(submissions: Iterable[Submission], about: Collection[str], now: dateti
 
 
 def _add(total: Hours, job: Job, events: list[dict], ready: datetime.datetime, now: datetime.datetime) -> None:
-    """Add one job that could begin when `ready`. A start without an end was cut off when the next began, or goes on."""
+    """Add one job that could start at `ready`. A start without an end was cut off before the next one, or is still running."""
     width, limit = job.resources.gpus or job.resources.tasks, job.resources.minutes / 60
     total.jobs += any(event["event"] == "start" for event in events)
     for start, after in zip_longest(events, events[1:]):

@@ -1,8 +1,8 @@
-"""The end of every batch script: `python -m slurm.epilogue RECORD ENTRY EXIT_CODE` decides whether the job starts again, and
-ends with the job's exit code.
+"""The end of every batch script: `python -m slurm.epilogue RECORD ENTRY EXIT_CODE` decides whether the job is requeued, and
+exits with the job's exit code.
 
-By the rule of experiments/restarts.py, counting also starts that never got as far as the task: a broken container or a failing
-`setup`. What SLURM itself has ended is final: a cancelled job must not come back. Standard library only."""
+It follows the rule of experiments/restarts.py, and also counts starts that never reached the task: a broken container or a
+failing `setup`. A job that SLURM itself ended is not requeued: a cancelled job must not come back. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from slurm import client
 from slurm.job import Job, Submission
 
 ALIVE = ("RUNNING", "TIMEOUT", "PREEMPTED")
-"""A preempted job may start again, also one that its partition cancels, for as long as SLURM lets it live (KillWait)."""
+"""States in which a job can be requeued: if preempted, even in a partition that cancels, until SLURM kills it (KillWait)."""
 CRASHED, LATE = 1, 124
 NEVER_BEGAN = "the task never began"
 
 
 @dataclass(frozen=True)
 class Start:
-    """A start of a job, seen from within. `restart`: SLURM's own count of restarts. `withdrawn`: nobody waits for it, because
-    its submission was withdrawn, or sbatch had been called again before it answered."""
+    """A start of a job, seen from inside it. `restart`: SLURM's own count of restarts. `withdrawn`: nobody waits for the job,
+    because its submission was withdrawn, or sbatch was called again before it answered."""
 
     id: str
     restart: int
@@ -49,10 +49,10 @@ class Start:
 
 
 def decide(code: int, state: str, fruitless: int, max_restarts: int, begun: bool = True) -> tuple[str, str]:
-    """(action, why) after a job in SLURM's `state` has ended with `code`, its `fruitless` latest starts without progress."""
+    """Return (action, reason) for a job in SLURM's `state` that ended with `code` after `fruitless` starts without progress."""
     if code != restarts.FINISHED and state not in ALIVE:
         return "ended", f"SLURM says {state.lower()}"
-    # Where the task has not begun, the code is not the task's: srun, a container or a shell may mean anything by it.
+    # If the task has not begun, the code comes from srun, a container or a shell, and may mean anything.
     meant = code if begun or code in (restarts.FINISHED, restarts.REQUEUE) else CRASHED
     action, why = restarts.decide(meant, fruitless, max_restarts)
     said = "did not leave in time" if code == LATE else restarts.exit_reason(code)
@@ -60,7 +60,7 @@ def decide(code: int, state: str, fruitless: int, max_restarts: int, begun: bool
 
 
 def fruitless_starts(start: Start, mark: str) -> int:
-    """Count the job's latest starts, in a row, that have not got beyond `mark`, or not even as far as the task."""
+    """Count the job's latest consecutive starts that did not get beyond `mark`, or did not even reach the task."""
     events = restarts.read(start.job.journal)
     events = [{**event, "mark": mark} if event.get("mark") == NEVER_BEGAN else event for event in events]
     return restarts.fruitless_starts(events, start.id, mark)
@@ -75,7 +75,7 @@ def note_start(start: Start, mark: str) -> None:
 
 
 def ended(start: Start, code: int, state: str) -> tuple[str, str]:
-    """Note a job's end in its journal and return what becomes of it: (action, why)."""
+    """Record a job's end in its journal and return (action, reason)."""
     this = {"event": "start", "job": start.id, "restart": start.restart}
     begun = any(this.items() <= event.items() for event in restarts.read(start.job.journal))
     if not begun:
@@ -87,20 +87,20 @@ def ended(start: Start, code: int, state: str) -> tuple[str, str]:
     elif action == "failed" or (action == "again" and not begun):
         words = restarts.last_words(start.job.log if begun else start.shell_log)
         reason = ": ".join(filter(None, (reason, "" if begun else NEVER_BEGAN, words)))
-    # Written before the job is started again, which kills this very script.
+    # Written before the job is requeued, which kills this script.
     note(start, "end", mark, code=code, action=action, reason=reason)
     return action, reason
 
 
 def seen(start: Start) -> str:
-    """Return what the newest log of a process that found its node broken says of it."""
+    """Return the words of the newest log in which a process reports its node as broken."""
     logs = sorted(start.job.log.parent.glob(f"{start.job.log.stem}*.log"), key=lambda log: log.stat().st_mtime, reverse=True)
     words = (restarts.last_words(log).partition("error: this node: ")[2] for log in logs)
     return next((f": {word}" for word in words if word), "")
 
 
 def broken_node(start: Start) -> str | None:
-    """Return where a crash began: the first node that srun names, or else a job's only one."""
+    """Return the node where a crash began: the first that srun names, or else the job's only node."""
     text = ""
     with contextlib.suppress(OSError):
         text = start.shell_log.read_text(errors="replace")
@@ -112,7 +112,7 @@ def broken_node(start: Start) -> str | None:
 def main() -> int:
     start, code = Start.own(Path(sys.argv[1]), int(sys.argv[2])), int(sys.argv[3])
     if code == restarts.FINISHED and not all(path.exists() for path in start.job.makes):
-        code = CRASHED  # srun ends with 0 when it gives up a step of which a node was lost
+        code = CRASHED  # srun exits with 0 when it abandons a step that lost a node
     state = "RUNNING" if code == restarts.FINISHED else client.state(start.id)
     action, reason = ended(start, code, state)
     print(f"exit code {code}: {action}{', ' + reason if reason else ''}", file=sys.stderr)
@@ -122,10 +122,10 @@ def main() -> int:
         complaint = client.requeue(start.id)  # from here on SLURM ends this script within seconds (KillWait)
         if complaint is None and nodes is not None and client.avoid(start.id, nodes):
             restarts.append(start.job.journal, "excluded", job=start.id, node=node)
-            print(f"it crashed on {node}, where it is not started again", file=sys.stderr)
+            print(f"it crashed on {node}, which its next starts avoid", file=sys.stderr)
         if complaint is not None:
             note(start, "end", restarts.progress_mark(start.job.folder), code=code, action="failed", reason=complaint)
-            print(f"error: not started again: {complaint}", file=sys.stderr)
+            print(f"error: not requeued: {complaint}", file=sys.stderr)
     return code
 
 

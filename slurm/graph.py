@@ -1,4 +1,4 @@
-"""The tasks of a plan (experiments/graph.py) as jobs: what each asks for, and which of them are one array.
+"""The tasks of a plan (experiments/graph.py) as jobs: the resources of each, and which of them form an array.
 
 prepare -> train -> evaluate -> draw        afterok, and afterok task by task between two arrays (aftercorr)
            time  -----------------^         a drawing waits for its own evaluations only, however they end (afterany)"""
@@ -27,9 +27,9 @@ def submissions_dir(plan: Plan) -> Path:
 
 
 def jobs(plan: Plan, cluster: Cluster, active: Mapping[str, Job] | None = None) -> list[Job]:
-    """Return what is neither there nor under way, kind by kind, so that every job comes after what it needs.
+    """Return the jobs that are neither done nor active, kind by kind, so that every job comes after those that it needs.
 
-    `active`: the jobs that are queued or running, by key. ValueError for a training that cannot be shared among its processes.
+    `active`: the jobs that are queued or running, by key. Raises ValueError if a training cannot be split among its processes.
     """
     active = active or {}
     makers = {path: key for key, job in active.items() for path in job.makes}
@@ -40,7 +40,7 @@ def jobs(plan: Plan, cluster: Cluster, active: Mapping[str, Job] | None = None) 
         lines = plan.drawings[task.key.split(":")[1]].lines
         files = (line.run / "evals" / f"{each}.parquet" for line in lines for each in line.evals)
         needs = {makers[file] for file in files if file in makers}
-        if task.key not in active or not needs <= active.keys():  # one under way does not wait for what is submitted only now
+        if task.key not in active or not needs <= active.keys():  # an active one does not wait for jobs submitted only now
             new.append(replace(task, needs=tuple(sorted(needs))))
     return [_job(plan, task, cluster) for kind in KINDS for task in new if task.kind == kind]
 
@@ -61,15 +61,15 @@ def _job(plan: Plan, task: Planned, cluster: Cluster) -> Job:
 
 
 def train_gpu_hours(run: Run, cluster: Cluster) -> float:
-    """GPU-hours of a training at the cluster's assumed MFU; 0 on a cluster without GPUs."""
+    """Estimate the GPU-hours of a training at the cluster's assumed MFU; 0 on a cluster without GPUs."""
     rate = cluster.mfu * (cluster.gpu_tflops or math.inf) * 1e12
     return train_flops(run) / rate / 3600
 
 
 def for_training(run: Run, cluster: Cluster) -> Resources:
-    """Processes for `run`, and its estimated time with a margin, up to the cluster's limit. Where the cluster file does not say
-    how many GPUs: the smallest power of two, within a node, that ends in one job; else the largest. ValueError where a step's
-    sequences cannot be shared among them."""
+    """Return the processes for `run`, and its estimated time with a margin, up to the cluster's limit. If the cluster file does
+    not set the number of GPUs: the smallest power of two, within a node, that finishes in one job, or else the largest. Raises
+    ValueError if a step's sequences cannot be split evenly among them."""
     estimate, limit = train_gpu_hours(run, cluster), cluster.hours("train")
     gpus, nodes, tasks, hours = 0, cluster.train.nodes, cluster.train.tasks, limit
     if cluster.gpus_per_node:
@@ -91,8 +91,8 @@ def _minutes(hours: float, kind: str, cluster: Cluster) -> int:
 
 
 def enlarged(job: Job, before: Iterable[tuple[Job, str]], cluster: Cluster) -> Job:
-    """The same job or, where SLURM ended an earlier evaluation of the same, among jobs `before` and how they ended, for want of
-    memory or time, with half more of it than that had: time up to the cluster file's limit."""
+    """Return the job, with half as much memory or time again as an earlier job for the same evaluation had, if SLURM ended that
+    one for lack of it. `before`: earlier jobs and how they ended. Time is limited by the cluster file."""
     limit = int(60 * (cluster.evaluate.time_limit_hours or cluster.time_limit_hours or 0))
     for old, state in before:
         if job.kind == old.kind == "evaluate" and set(job.makes) & set(old.makes):
@@ -104,8 +104,8 @@ def enlarged(job: Job, before: Iterable[tuple[Job, str]], cluster: Cluster) -> J
 
 
 def groups(found: Iterable[Job], cluster: Cluster) -> list[list[Job]]:
-    """Jobs of equal kind and shape, which can be one array of the longest time among them: short jobs find a place sooner, so
-    times differ by less than four times, but where a throttle is to hold for all of them."""
+    """Group jobs of equal kind and shape, each group for one array with the longest time in it. As short jobs start sooner,
+    times within a group differ by less than a factor of four, unless a throttle must hold for all."""
     alike: defaultdict[tuple, list[Job]] = defaultdict(list)
     for job in found:
         size = job.resources
@@ -115,8 +115,8 @@ def groups(found: Iterable[Job], cluster: Cluster) -> list[list[Job]]:
 
 
 def batches(group: list[Job], ids: Mapping[str, str], arrays: bool = True) -> list[Batch]:
-    """A group as it can be submitted, given SLURM's ids of what was submitted before: task by task after the tasks of one array
-    (their indices are then those of that array), one array for all that wait for the same, and else single jobs."""
+    """Split a group into batches, given SLURM's ids of the jobs that were submitted before. Jobs that each wait for one task of
+    an array form an array with the same indices; jobs that wait for the same jobs form an array; others are single jobs."""
     alike: defaultdict[str | None, dict[int, Job]] = defaultdict(dict)
     for job in group:
         kind, waits_for = _dependency(job, ids)
@@ -138,7 +138,7 @@ def batches(group: list[Job], ids: Mapping[str, str], arrays: bool = True) -> li
 
 
 def _expression(job: Job, ids: Mapping[str, str]) -> str | None:
-    """Wait of a job, as sbatch wants it; the id of an array stands for all of its tasks that are open."""
+    """Return a job's dependency in sbatch's syntax; the id of an array stands for all of its open tasks."""
     kind, waits_for = _dependency(job, ids)
     whole = set(waits_for)
     for array in sorted({job_id.split("_")[0] for job_id in waits_for if "_" in job_id}):
@@ -149,7 +149,7 @@ def _expression(job: Job, ids: Mapping[str, str]) -> str | None:
 
 
 def _dependency(job: Job, ids: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Kind of waiting, and the ids that a job waits for; what is done already has none and is left out. A training waits for
-    the corpus, so that its evaluations need not."""
+    """Return the kind of dependency, and the ids that a job waits for; jobs that are done have none. Evaluations need not wait
+    for the corpus, as their training does."""
     trainings = [key for key in job.needs if key.startswith("train:") and key in ids]
     return "afterany" if job.kind == "draw" else "afterok", [ids[key] for key in trainings or job.needs if key in ids]

@@ -1,8 +1,8 @@
-"""Jobs and submissions, as runs/SCALE/plans/submissions/ID.json has them: written before sbatch is called, read by the jobs.
-Every job carries its submission and batch in its comment and in its name, so that one whose id was never written down is known
-for what it is.
+"""Jobs and submissions, stored in runs/SCALE/plans/submissions/ID.json: written before sbatch is called, read by the jobs.
+The comment and the name of every job contain its submission and batch, so that a job whose id was never recorded can be
+identified.
 
-Standard library only: on clusters with containers the end of a job runs on the host's python3."""
+Standard library only: on clusters with containers a job's epilogue runs on the host's python3."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from slurm.client import QueuedJob
 
 @dataclass(frozen=True)
 class Resources:
-    """Processes, GPUs and time of one job. A task of SLURM's is one process; `gpu_hours` is the estimate for all its starts;
-    `memory` a multiple of what the cluster file says."""
+    """Processes, GPUs and time of one job. A SLURM task is one process; `gpu_hours` is the estimate for all starts together;
+    `memory` is a multiple of the cluster file's value."""
 
     nodes: int
     tasks_per_node: int
@@ -40,7 +40,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Job(Task):
-    """A task of a plan as SLURM carries it out, and what it asks for."""
+    """A task of a plan as a SLURM job, with the resources it asks for."""
 
     resources: Resources
 
@@ -52,8 +52,8 @@ class Job(Task):
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs of one sbatch: their keys by the index in the array; a single one goes without an array. `logs` begins the names of
-    its shells' logs. `id` is SLURM's, None until sbatch has answered."""
+    """Jobs of one sbatch call: `keys` by index in the array; a single job has no array. `logs` is the prefix of the batch
+    scripts' log names. `id` is SLURM's, None until sbatch has answered."""
 
     keys: dict[int, str]
     dependency: str | None = None
@@ -69,14 +69,14 @@ class Batch:
         return next(iter(self.keys.values())).split(":")[0]
 
     def ids(self) -> dict[str, str]:
-        """SLURM's id of each job, by key; of a task of an array 123_4."""
+        """Return SLURM's id of each job, by key; 123_4 for a task of an array."""
         keys = {} if self.id is None else self.keys
         return {key: str(self.id) if self.single else f"{self.id}_{index}" for index, key in keys.items()}
 
 
 @dataclass
 class Submission:
-    """All that was submitted by one command. `withdrawn`: SLURM refused part of it and the rest was cancelled."""
+    """Everything that one command submitted. `withdrawn`: SLURM refused part of it and the rest was cancelled."""
 
     path: Path
     user: str
@@ -102,7 +102,7 @@ class Submission:
             raise ValueError(said) from None
 
     def save(self) -> None:
-        from results.atomic import write_atomic  # which an old python of the host cannot read
+        from results.atomic import write_atomic  # which an old python of the host cannot import
 
         values = {name: value for name, value in asdict(self).items() if name != "path"}
         write_atomic(self.path, json.dumps(values, indent=1, default=str) + "\n")
@@ -113,43 +113,43 @@ class Submission:
         return f"fox-{what.replace(' ', '-')}{self.mark(entry)}"
 
     def mark(self, entry: int) -> str:
-        """Return what the name and the comment of the jobs of an entry of `batches` end with."""
+        """Return the ending of the names and comments of a batch's jobs."""
         return f".{self.path.stem}.{entry}"
 
     def change(self, entry: int, **values: Any) -> None:
-        """Replace values of an entry, in the file, too."""
+        """Replace values of a batch, also in the file."""
         self.batches[entry] = replace(self.batches[entry], **values)
         self.save()
 
     def job_ids(self) -> dict[str, str]:
-        """SLURM's id of each job that was submitted, by key."""
+        """Return SLURM's id of each job that was submitted, by key."""
         return {key: job_id for batch in self.batches for key, job_id in batch.ids().items()}
 
     def shell_log(self, key: str) -> Path | None:
-        """Return the log of what the batch script of a job printed."""
+        """Return the log of a job's batch script."""
         found = [Path(f"{batch.logs}{ids[key]}.log") for batch in self.batches if key in (ids := batch.ids())]
         return found[-1] if found else None
 
 
 def read_submissions(folder: Path) -> list[Submission]:
-    """All submissions in `folder`, oldest first. ValueError for a damaged file."""
+    """Return all submissions in `folder`, oldest first. Raises ValueError for a damaged file."""
     return [Submission.read(path) for path in sorted(folder.glob("*.json"))]
 
 
 def users(submissions: Iterable[Submission]) -> set[str]:
-    """Others who submitted, in a shared checkout."""
+    """Return the other users who submitted, in a shared checkout."""
     return {submission.user for submission in submissions} - {client.me()}
 
 
 def find(submission: Submission, entry: int, queue: dict[str, QueuedJob]) -> list[QueuedJob]:
-    """The jobs that SLURM has for a batch, by their comment or else by their name."""
+    """Return the jobs that SLURM has for a batch, recognised by their comment or name."""
     mark = submission.mark(entry)
     return [job for job in queue.values() if job.comment.endswith(mark) or job.name.endswith(mark)]
 
 
 def adopt(submissions: Iterable[Submission], queue: dict[str, QueuedJob], save: bool = False) -> set[str]:
-    """Note the jobs that sbatch made while its answer was lost; return the ids of those that are one too many: of a batch that
-    has a job, or of a submission that was withdrawn. `save` it only as the only submitter."""
+    """Record jobs that sbatch made although its answer was lost; return the ids of surplus ones: of a batch that already has a
+    job, or of a withdrawn submission. Use `save` only as the only submitter."""
     surplus: set[str] = set()
     for submission in submissions:
         before = list(submission.batches)

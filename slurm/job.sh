@@ -1,26 +1,26 @@
 #!/bin/bash
 @OPTIONS@
 
-# What this runs, by its index in the array; `python -m slurm status` says how each is doing:
+# Tasks of this job, by index in the array; `python -m slurm status` shows the state of each:
 @TASKS@
-# Exit codes: 0 done; 75 saved, starts again; 76 a broken node; 2 an error to mend; 3 given up; 124 left behind at the time limit; else a crash.
-fox_code=@CODE@  # a copy of the code, as it was when this was submitted
+# Exit codes: 0 done; 75 saved, requeued; 76 a broken node; 2 an error to fix; 3 given up; 124 killed for not saving in time; else a crash.
+fox_code=@CODE@  # a snapshot of the code at submission
 fox_record=@RECORD@
 fox_entry=@ENTRY@
 step= timer= told=
 
-# However the task ends: after a signal or a crash the job is started again, within bounds (slurm/epilogue.py); after a crash on
-# another node, where there is one.
+# Runs however the task ends: after a signal or a crash the job is requeued, within bounds (slurm/epilogue.py); after a crash,
+# it runs on another node if there is one.
 end() {
   trap '' TERM USR2
-  [ -e "$fox_record" ] || exit "$1"  # the runs folder is not seen here
+  [ -e "$fox_record" ] || exit "$1"  # the runs folder is not visible here
   (cd "$fox_code" && PYTHONSAFEPATH= @HOST_PYTHON@ -m slurm.epilogue "$fox_record" "$fox_entry" "$1")
   exit $?
 }
 stop() { echo "error: $1" >&2; end 1; }
 
-# SLURM says USR2 @SIGNAL_S@ s before the time limit and, where it is set up so, at preemption: the task saves and leaves.
-# One that cannot is left behind after @PATIENCE_S@ s, so that there is time to start the job again.
+# SLURM sends USR2 @SIGNAL_S@ s before the time limit and, if it is configured so, at preemption: the task saves and exits.
+# A task that does not is killed after @PATIENCE_S@ s, so that there is time to requeue the job.
 told() {
   told=1
   [ -n "$step" ] || return
@@ -28,14 +28,14 @@ told() {
   [ -n "$timer" ] || { (sleep @PATIENCE_S@; kill -KILL "$step") 2>/dev/null & timer=$!; }
 }
 trap told USR2
-trap : TERM  # the task gets its own, and leaves
+trap : TERM  # the task gets its own TERM, and exits
 
-# Of the shell that submitted; tasks get their own.
+# Variables of the shell that submitted; tasks get their own.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID
 @SETUP@
 export PYTHONPATH="$fox_code${PYTHONPATH:+:$PYTHONPATH}"
-export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1  # that code, not what lies in the working folder
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # srun does not take them over
+export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1  # imports that snapshot, not the working folder
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # srun does not inherit it otherwise
 echo "--- job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}, python @SHOWN_PYTHON@"
 
 for place in "$fox_code" "$fox_record" @PLACES@; do
@@ -44,7 +44,7 @@ done
 [ -z "$told" ] || end 75  # during setup
 @COMMAND@ -m slurm.launcher "$fox_record" "$fox_entry" &
 step=$!
-while wait "$step"; [ $? -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done  # a trap ends a wait, too
+while wait "$step"; [ $? -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done  # a trap also ends a wait
 wait "$step" 2>/dev/null; ended=$?
 [ -z "$timer" ] || { kill "$timer" 2>/dev/null; [ "$ended" -ne 137 ] || ended=124; }
 end "$ended"

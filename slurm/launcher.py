@@ -1,8 +1,8 @@
-"""The work of a job, in each of its processes: `python -m slurm.launcher RECORD ENTRY` takes SLURM's variables for those of
-torchrun and then is `python -m MODULE ARGS`.
+"""Start of every process of a job: `python -m slurm.launcher RECORD ENTRY` sets torchrun's variables from SLURM's and then
+becomes `python -m MODULE ARGS`.
 
-The module runs in this very process, so that signals reach it directly: trainings and evaluations save upon SIGUSR2 and SIGTERM
-and leave with exit code 75, which the batch script turns into another start (slurm/epilogue.py)."""
+The module runs in this process, so that signals reach it directly: on SIGUSR2 and SIGTERM, trainings and evaluations save and
+exit with 75, and the batch script requeues the job (slurm/epilogue.py)."""
 
 import os
 import runpy
@@ -17,7 +17,7 @@ from slurm.epilogue import Start, fruitless_starts, note_start
 
 
 def meet() -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as torchrun would; nothing for a job of one task."""
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as torchrun would; does nothing for a job of one task."""
     if int(os.environ.get("SLURM_NTASKS", 1)) > 1:
         from submitit.helpers import TorchDistributedEnvironment
 
@@ -35,8 +35,8 @@ def _redirect(rank: int, start: Start) -> None:
 
 
 def _no_gpu() -> bool:
-    """Tell whether this node lacks a GPU; a torch without CUDA would see none on any."""
-    import torch  # only after the task, which sets what torch reads when it is imported
+    """Tell whether this node lacks a GPU; False for a torch without CUDA, which never sees one."""
+    import torch  # only after the task, which sets variables that torch reads on import
 
     return torch.backends.cuda.is_built() and not torch.cuda.is_available()
 
@@ -63,12 +63,12 @@ def main() -> None:
         runpy.run_module(start.job.module, run_name="__main__", alter_sys=True)
     except SystemExit as left:
         if left.code == restarts.ERROR and start.job.kind == "train" and start.job.resources.gpus and _no_gpu():
-            print("error: this node: no GPU, of those that the job asked for", file=sys.stderr)
+            print("error: this node: no GPU, though the job asked for some", file=sys.stderr)
             sys.exit(restarts.BROKEN_NODE)
         raise
-    except ModuleNotFoundError as error:  # on every node, however often it is started
+    except ModuleNotFoundError as error:  # fails on every node, so it is not retried
         traceback.print_exc()
-        remedy = "name the right one by `python` or `setup` of the cluster file"
+        remedy = "select the right python by `python` or `setup` in the cluster file"
         print(f"error: {sys.executable} has {str(error)[0].lower()}{str(error)[1:]}: {remedy}", file=sys.stderr)
         sys.exit(restarts.ERROR)
 

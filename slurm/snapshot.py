@@ -15,8 +15,8 @@ PACKAGES = ("kernels", "models", "data", "training", "eval", "results", "analysi
 
 
 def snapshot(folder: Path, root: Path = ROOT) -> Path:
-    """The folder below `folder` that holds the code as it is now in the checkout, uncommitted changes included. One that has
-    lost files, as on scratch disks that are cleaned, is made anew."""
+    """Return the folder below `folder` that holds the checkout's present code, including uncommitted changes. A snapshot that
+    has lost files, as on scratch disks that are purged, is made again."""
     content = {path: (root / path).read_bytes() for path in code_files(root)}
     digest = hashlib.sha256(b"".join(f"{path}\0{len(text)}\0".encode() + text for path, text in content.items())).hexdigest()
     target = folder / digest[:16]
@@ -46,7 +46,7 @@ def _holds(path: Path, text: bytes) -> bool:
 
 
 def code_files(root: Path = ROOT) -> list[str]:
-    """Paths of everything the jobs need: the packages, without stored results."""
+    """Return the paths of everything that jobs need: the packages, without stored results."""
     paths = (path for package in PACKAGES for path in (root / package).rglob("*") if path.is_file())
     found = []
     for relative in (path.relative_to(root) for path in paths):

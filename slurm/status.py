@@ -26,10 +26,10 @@ STYLES = {"done": "green", "running": "cyan", "held": "yellow", "hidden": "yello
 
 @dataclass(frozen=True)
 class JobState:
-    """A job, and how it is doing under the newest of SLURM's `id`s for it.
+    """A job and its state, under the newest `id` that SLURM gave it.
 
-    `state`: one of ENDS or OPEN; waiting: for other jobs; hidden: a colleague's, of which SLURM tells nothing. `error`: what is
-    wrong now; `restarted`: what the last restart was for; `shell_log`: what the batch script of a task that never began said.
+    `state`: one of ENDS or OPEN; waiting: for other jobs; hidden: a colleague's, which SLURM does not show. `error`: what is
+    wrong now; `restarted`: the reason of the last restart; `shell_log`: the batch script's log, if the task never began.
     """
 
     job: Job
@@ -49,7 +49,7 @@ Newest = dict[str, tuple[Submission, str]]
 def job_states(
     submissions: Iterable[Submission], queue: Mapping[str, QueuedJob], unseen: Collection[str] = ()
 ) -> list[JobState]:
-    """Every job ever submitted, in order, by its newest id. `unseen`: users whose jobs SLURM hides."""
+    """Return the states of all jobs ever submitted, in order, by their newest ids. `unseen`: users whose jobs SLURM hides."""
     newest: Newest = {}
     for submission in submissions:
         if not submission.withdrawn:
@@ -69,7 +69,7 @@ def job_states(
 
 
 def _without_superseded(newest: Newest) -> Newest:
-    """A later drawing of the same artefact replaces an earlier one, and later evaluations those that were to make the same."""
+    """Drop drawings for which there is a later one of the same artefact, and evaluations whose rows later jobs make."""
     kept: Newest = {}
     made: set[Path | str] = set()
     for key, (submission, job_id) in reversed(newest.items()):
@@ -97,17 +97,17 @@ def _state(
     elif (ends and ends[-1]["action"] == "done") or _made(job):
         state = "done"
         broken = [others[need].job.about for need in job.needs if need in others and others[need].state in BROKEN]
-        error = f"without {', '.join(broken)}, whose evaluation is not there" if broken else ""
+        error = f"without {', '.join(broken)}, whose evaluation is missing" if broken else ""
     else:
         blocking = [others[need] for need in job.needs if need in others and others[need].state in ("failed", "cancelled")]
         said = (queued.state if queued is not None else accounted).lower().replace("_", " ")
         state, error = _ended_state(ends, said, blocking if job.kind != "draw" else [])
-        error += "; `python -m slurm resubmit` goes on" if said == "preempted" else ""
+        error += "; `python -m slurm resubmit` resumes it" if said == "preempted" else ""
         if job.kind == "evaluate" and said in MORE:
-            error += f"; `python -m slurm resubmit` asks for half more {MORE[said]}"
+            error += f"; `python -m slurm resubmit` asks for 1.5 times the {MORE[said]}"
         if state == "lost":
-            error = f"SLURM has forgotten job {job_id}; no end of it was noted: cancelled before it began, or its node failed"
-    # What the batch script printed is all there is where the task never began.
+            error = f"SLURM has forgotten job {job_id}; its end was not recorded: cancelled before it began, or its node failed"
+    # If the task never began, there is only the batch script's log.
     begun = bool(starts) and starts[-1]["mark"] != NEVER_BEGAN
     shell_log = None if begun else submission.shell_log(job.key)
     if state == "failed" and not starts and shell_log is not None:
@@ -122,21 +122,21 @@ def _made(job: Job) -> bool:
 
 
 def _queued_state(queued: QueuedJob, starts: int) -> tuple[str, str, str]:
-    """(state, node or reason for waiting, what to do) of a job that SLURM has in its queue."""
+    """Return (state, node or reason for waiting, remedy) of a job that SLURM has in its queue."""
     if queued.held:
-        return "held", "", f"held by SLURM ({queued.reason}): `scontrol release {queued.id}` lets it go on, or cancel it"
+        return "held", "", f"held by SLURM ({queued.reason}): `scontrol release {queued.id}` releases it, or cancel it"
     if queued.state in ("PENDING", "REQUEUED"):
         if queued.reason == "DependencyNeverSatisfied":
-            return "waiting", queued.reason, f"what it waits for has failed: `scancel {queued.id}`, then resubmit"
+            return "waiting", queued.reason, f"a job that it needs has failed: `scancel {queued.id}`, then resubmit"
         reason = "" if queued.reason in ("None", "Dependency") else queued.reason
-        never = f"asks for what SLURM does not give ({reason}): `python -m slurm cancel`, mend the cluster file, then `run`"
+        never = f"asks for what SLURM never grants ({reason}): `python -m slurm cancel`, fix the cluster file, then `run`"
         error = never if client.NEVER.fullmatch(reason) else ""
         return "requeued" if starts else "waiting" if queued.reason == "Dependency" else "pending", reason, error
     return "running", queued.nodes, ""
 
 
 def _ended_state(ends: list[dict], said: str, blocking: list[JobState]) -> tuple[str, str]:
-    """(state, why) of a job that is no longer queued and has not done its work."""
+    """Return (state, reason) of a job that is no longer queued and did not finish."""
     last = ends[-1] if ends else None
     if last is not None and last["action"] == "failed":
         return "failed", last["reason"]
@@ -153,7 +153,7 @@ def _ended_state(ends: list[dict], said: str, blocking: list[JobState]) -> tuple
 
 
 def rows(states: Iterable[JobState]) -> list[list[JobState]]:
-    """The jobs of each run together; corpora and drawings alone."""
+    """Group the jobs by run; corpora and drawings each stand alone."""
     found: dict[str, list[JobState]] = {}
     for state in states:
         found.setdefault(str(state.job.folder) if state.job.of_a_run else state.job.key, []).append(state)
@@ -161,13 +161,13 @@ def rows(states: Iterable[JobState]) -> list[list[JobState]]:
 
 
 def now(members: list[JobState]) -> JobState:
-    """The one of a run's jobs that matters: what has gone wrong, or else what is to be done next, or else the last."""
+    """Return the job that represents a run: one that is broken, else the next to be done, else the last."""
     matters = (BROKEN, ("held",), ("running",), OPEN)
     return next((member for states in matters for member in members if member.state in states), members[-1])
 
 
 def table(found: list[list[JobState]]) -> Table:
-    """One line a run, showing the job that matters now; then the corpora and drawings."""
+    """Build a table of one line per run, with the job that represents it now; also the corpora and drawings."""
     table = Table(Column("what", no_wrap=True), "now", "state", "job", "node", "step", "tokens/s", "ETA", "restarts", "error",
                   box=None, pad_edge=False)  # fmt: skip
     for members in found:
@@ -192,7 +192,7 @@ def summary(found: list[list[JobState]]) -> str:
 
 
 def wide(console: Console) -> Console:
-    """The same output without a terminal's width where there is no terminal, so that logs hold whole names."""
+    """Return a wide console if the output is not a terminal, so that logs hold whole names."""
     return console if console.is_terminal else Console(file=console.file, width=240, highlight=False)
 
 

@@ -1,9 +1,9 @@
-"""`python -m slurm run`: submit what is neither there nor under way; `--dry-run` shows it instead.
+"""`python -m slurm run`: submit what is neither done nor queued; `--dry-run` only shows it.
 
 All that jobs need is on disk before the first sbatch: specs, drawings, the code, and the record of the submission. sbatch is
-then called once per batch (slurm/graph.py), patiently: a busy controller, a lost answer and a full queue are no reason to give
-up or to submit twice. submitit's executor calls it once, knows a job by that answer alone, has no aftercorr between parts of
-arrays and asks sacct for states; for whom that is enough, slurm/callables.py has the tasks for it."""
+then called once per batch (slurm/graph.py) and retried if needed: after a busy controller, a lost answer or a full queue the
+job is still submitted, and only once. submitit's executor does not retry, knows a job only by sbatch's answer, has no aftercorr
+between parts of arrays and asks sacct for states. If that is enough for you, slurm/callables.py has the tasks for it."""
 
 import contextlib
 import math
@@ -44,11 +44,11 @@ UNCLEAR_TRIES = 6
 
 
 def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str] = ()) -> int:
-    """Submit the missing part of `plan` and return at once: 0, or 75 if SLURM takes no more jobs for now. `names`: parts of the
-    names of runs, corpora or artefacts; of all others only what these need, and the drawings of what they make. ValueError if
-    it cannot be done; nothing stays queued then."""
+    """Submit the missing part of `plan` and return at once: 0, or 75 if SLURM accepts no more jobs for now. `names`: parts of
+    the names of runs, corpora or artefacts; only these are submitted, with the jobs that they need and the drawings of what
+    they make. Raises ValueError if that fails; then nothing stays queued."""
     client.require_slurm()
-    check_writable(cluster.scratch, "scratch", "name a folder that all nodes see in the cluster file")
+    check_writable(cluster.scratch, "scratch", "in the cluster file, name a folder that all nodes see")
     folder = graph.submissions_dir(plan)
     with only_submitter(folder, console):
         before = read_submissions(folder)
@@ -77,25 +77,25 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
         _say_settings(cluster, console)
         killed = client.without_grace({cluster.settings(kind).partition for kind in kinds})
         if killed:
-            console.print(f"[yellow]note:[/] preemption in {', '.join(killed)} leaves a job KillWait (30 s) to save and start "
-                          "again; where that is too short, `python -m slurm resubmit` goes on")  # fmt: skip
+            console.print(f"[yellow]note:[/] preemption in {', '.join(killed)} leaves a job KillWait (30 s) to save and be "
+                          "requeued; if that is too short, `python -m slurm resubmit` resumes it")  # fmt: skip
         sender.send_all(jobs, {key: job_id for key, (job_id, _) in active.items()})
     ids = sender.submission.job_ids()
     wide(console).print(_overview(jobs, ids))
     if active:
         console.print(f"{len(active)} jobs of earlier submissions are still queued or running{older}")
-    shows = "`python -m slurm status` shows how they are doing"
+    shows = "`python -m slurm status` shows their state"
     console.print(f"submitted {len(ids)} jobs; code snapshot {sender.code.name}; {shows}")
     if sender.complaint:
         console.print(
-            f"[yellow]{len(jobs) - len(ids)} jobs were not taken[/]: {escape(sender.complaint)}; the same command goes on"
+            f"[yellow]{len(jobs) - len(ids)} jobs were not accepted[/]: {escape(sender.complaint)}; run the same command later"
         )
     return EXIT_REQUEUE if sender.complaint else 0
 
 
 @contextlib.contextmanager
 def only_submitter(folder: Path, console: Console) -> Iterator[None]:
-    """One process at a time submits into `folder`; a second one waits and then sees the first one's jobs."""
+    """Hold the lock for submitting into `folder`; a second process waits, and then sees the first one's jobs."""
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -107,20 +107,20 @@ def only_submitter(folder: Path, console: Console) -> Iterator[None]:
 
 
 def active_jobs(submissions: Iterable[Submission], queue: dict[str, QueuedJob]) -> dict[str, tuple[str, Job]]:
-    """Jobs that are queued or running: key -> (SLURM's id, job)."""
+    """Return the jobs that are queued or running: key -> (SLURM's id, job)."""
     found = ((key, job_id, item.jobs[key]) for item in submissions for key, job_id in item.job_ids().items())
     return {key: (job_id, job) for key, job_id, job in found if job_id in queue and queue[job_id].active}
 
 
 def _older(submissions: Iterable[Submission], active: set[str], cluster: Cluster) -> str:
-    """Words on `active` jobs that were submitted with another cluster file; none where there are none."""
+    """Return a note if some `active` jobs were submitted with another cluster file, else an empty string."""
     settings = CLUSTER.dump_python(cluster, mode="json")
     others = any(item.cluster != settings and active & {*item.job_ids().values()} for item in submissions)
     return ". They keep another cluster file's settings: `python -m slurm cancel` first, to submit with these" if others else ""
 
 
 def _ended(submissions: Iterable[Submission], queue: dict[str, QueuedJob]) -> list[tuple[Job, str]]:
-    """Jobs that were submitted, oldest first, with SLURM's state of each as far as it is known."""
+    """Return all submitted jobs, oldest first, with SLURM's state of each as far as it is known."""
     ids = [(job_id, item.jobs[key]) for item in submissions if not item.withdrawn for key, job_id in item.job_ids().items()]
     known = client.accounted(job_id for job_id, _ in ids if job_id not in queue)
     return [(job, queue[job_id].state if job_id in queue else known.get(job_id, "")) for job_id, job in ids]
@@ -128,15 +128,15 @@ def _ended(submissions: Iterable[Submission], queue: dict[str, QueuedJob]) -> li
 
 def _chosen(jobs: list[Job], names: Collection[str]) -> list[Job]:
     keys = {job.key for job in jobs if not names or any(name in job.about for name in names)}
-    for job in reversed(jobs):  # each stands after what it needs
+    for job in reversed(jobs):  # each comes after those that it needs
         keys |= set(job.needs) if job.key in keys and job.kind != "draw" else set()
     return [job for job in jobs if job.key in keys or (job.kind == "draw" and keys & set(job.needs))]
 
 
 def _append(submission: Submission, batch: Batch, cluster: Cluster, code: Path, throttle: int | None) -> tuple[Path, str]:
-    """Add a batch to a submission. Returns where its sbatch script is to lie, and the script."""
+    """Add a batch to a submission. Returns the path for its sbatch script, and the script."""
     if (limit := cluster.max_concurrent) is not None and batch.single and batch.kind != "draw":
-        # Single jobs have no throttle: each waits for the end of the one so many places before it.
+        # Single jobs have no throttle: each waits for the end of the one `limit` places before it.
         alike = [each.id for each in submission.batches if each.single and each.id and each.kind == batch.kind]
         lane = f"afterany:{alike[-limit]}" if len(alike) >= limit else None
         batch = replace(batch, dependency=",".join(filter(None, (batch.dependency, lane))) or None)
@@ -147,16 +147,16 @@ def _append(submission: Submission, batch: Batch, cluster: Cluster, code: Path, 
 
 
 class _Sender:
-    """Sends the batches of one submission to SLURM. `complaint`: what SLURM said when it took no more. `troubled`: something
-    went wrong, so that an answer may have been lost."""
+    """Sends the batches of one submission to SLURM. `complaint`: what SLURM said when it accepted no more. `troubled`: some
+    call failed, so that an answer may have been lost."""
 
     def __init__(self, submission: Submission, cluster: Cluster, code: Path, console: Console):
         self.submission, self.cluster, self.code, self.console = submission, cluster, code, console
         self.arrays, self.complaint, self.troubled = cluster.arrays, "", False
 
     def send_all(self, jobs: list[Job], active: dict[str, str]) -> None:
-        """Submit all jobs, or as many as SLURM takes for now; `active`: ids of jobs under way. On a refusal for good and on
-        Ctrl-C what was submitted is cancelled again. ValueError with SLURM's words."""
+        """Submit all jobs, or as many as SLURM accepts for now; `active`: ids of jobs queued or running. After a refusal for
+        good or Ctrl-C, what was submitted is cancelled again. Raises ValueError with SLURM's message."""
         group: list[Job] = []
         try:
             for group in graph.groups(jobs, self.cluster):
@@ -175,7 +175,7 @@ class _Sender:
             raise
 
     def _send(self, jobs: list[Job], active: dict[str, str], whole: int) -> None:
-        """Submit jobs of a group of `whole`; in pieces where they are too many for a limit, and one by one without arrays."""
+        """Submit jobs of a group of `whole` jobs: in halves if they exceed a limit, and one by one without arrays."""
         for batch in graph.batches(jobs, {**active, **self.submission.job_ids()}, self.arrays):
             members = [self.submission.jobs[key] for key in batch.keys.values()]
             try:
@@ -199,13 +199,13 @@ class _Sender:
         try:
             job = self._sbatch(path, entry, wait_for_room=batch.single)
         except (TooMany, NoArrays):
-            self.submission.change(entry, keys={})  # its jobs go in others
+            self.submission.change(entry, keys={})  # its jobs go into other batches
             raise
         self.submission.change(entry, id=job)
 
     def _sbatch(self, script: Path, entry: int, wait_for_room: bool) -> str:
-        """SLURM's id of the job of `script`, which is submitted once. Refused (for good), NoArrays (not as an array), TooMany
-        (above a limit; at once, or with `wait_for_room` after all patience) or ForNow (no answer for so long)."""
+        """Submit `script` exactly once and return SLURM's id. Raises Refused (for good), NoArrays (not as an array), TooMany
+        (above a limit: at once, or with `wait_for_room` after `submit_minutes`) or ForNow (no answer in `submit_minutes`)."""
         minutes = self.cluster.submit_minutes
         end = time.monotonic() + 60 * minutes
         attempts = unclear = 0
@@ -229,7 +229,7 @@ class _Sender:
                 raise error
             if attempts == 2:
                 why = escape(str(error))
-                self.console.print(f"SLURM takes no job for now ({why}); trying again for up to {minutes:g} minutes ...")
+                self.console.print(f"SLURM accepts no job for now ({why}); trying again for up to {minutes:g} minutes ...")
             attempts += 1
             time.sleep(pause)
 
@@ -240,9 +240,9 @@ class _Sender:
             raise ForNow(str(error)) from None
 
     def _withdraw(self) -> int:
-        """Cancel what was submitted, also jobs whose answer was lost; returns how many there were."""
+        """Cancel what was submitted, also jobs whose answer was lost. Returns the number of jobs whose id was known."""
         self.submission.withdrawn = True
-        self.submission.save()  # should a job appear later, it finds this and leaves
+        self.submission.save()  # a job that appears later reads this and exits
         ids = {batch.id for batch in self.submission.batches if batch.id is not None}
         with contextlib.suppress(ValueError):  # no answer: the next submission cancels them
             client.cancel(ids | adopt([self.submission], client.queue()))
@@ -255,11 +255,11 @@ def _asked(job: Job, cluster: Cluster) -> str:
     names = ("partition", "account", "qos", "constraint", "gpu_type", "cpus_per_task", "mem_gb_per_task", "sbatch")
     said = [f"{name} {value}" for name in names if (value := getattr(settings, name))]
     gpus = f"GPUs {job.resources.gpus}, " * (job.resources.gpus > 0)
-    return f"It asks for {gpus}{', '.join([*said, f'hours {job.resources.minutes / 60:.1f}'])}; mend that in the cluster file."
+    return f"It asks for {gpus}{', '.join([*said, f'hours {job.resources.minutes / 60:.1f}'])}; fix that in the cluster file."
 
 
 def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
-    """`--dry-run`: every sbatch script, the graph, the number of jobs and GPU-hours. Needs no SLURM and writes nothing."""
+    """Print every sbatch script, the graph, the number of jobs and GPU-hours (`--dry-run`). Needs no SLURM, writes nothing."""
     jobs = graph.jobs(plan, cluster)
     _check_machine(jobs, cluster)
     submission, code = new_submission(plan, cluster, jobs), cluster.scratch / "snapshots" / "DIGEST"
@@ -275,7 +275,7 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
     hours = sum(job.resources.gpu_hours for job in jobs)
     training = sum(job.resources.gpu_hours for job in jobs if job.kind == "train")
     cost = f"{hours:,.0f} GPU-hours ({training:,.0f} of training at {cluster.mfu:.0%} of {cluster.gpu_tflops:,.0f} TFLOP/s, " \
-           f"the rest the most that evaluations may take)" if cluster.gpu_tflops else "no GPUs"  # fmt: skip
+           f"the rest is the most that evaluations may take)" if cluster.gpu_tflops else "no GPUs"  # fmt: skip
     console.print(f"{len(jobs)} jobs by {len(submission.batches)} calls of sbatch; {cost}; nothing was submitted")
     for corpus in plan.corpora:
         if isinstance(corpus, KnownCorpus):
@@ -284,13 +284,13 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
 
 
 def _overview(jobs: list[Job], ids: dict[str, str]) -> Table:
-    """One line a run, with its jobs and how often a training longer than its limit starts; then what belongs to no run."""
+    """Build a table of one line per run, with its jobs and the starts that a long training needs; then other jobs."""
     table = Table("what", "train", "evaluate", "time", "other", "nodes x tasks", "GPUs", "hours", box=None, pad_edge=False)
     rows: defaultdict[str, dict[str, Job]] = defaultdict(dict)
     for job in jobs:
         rows[job.about if job.of_a_run else job.key][job.kind] = job
     for members in rows.values():
-        taken = {kind: ids.get(job.key, "not taken") for kind, job in members.items()}
+        taken = {kind: ids.get(job.key, "not accepted") for kind, job in members.items()}
         cells = [taken.get(kind, "") for kind in ("train", "evaluate", "time")]
         other = next((f"{kind} {job_id}" for kind, job_id in taken.items() if kind in ("prepare", "draw")), "")
         first = next(iter(members.values()))
@@ -302,20 +302,20 @@ def _overview(jobs: list[Job], ids: dict[str, str]) -> Table:
 
 
 def _say_settings(cluster: Cluster, console: Console) -> None:
-    """Print what is not to be seen in the cluster file: the python of the jobs, and what of this shell does not count."""
+    """Print what the cluster file does not show: the jobs' python, caches in HOME, and variables that are left out."""
     where = "in the container" if cluster.container else "as setup leaves it" if cluster.setup else "of this shell"
     console.print(f"jobs run {task_python(cluster)} ({where})", markup=False)
     caches = {"HF_HOME": "~/.cache/huggingface", **({"TRITON_CACHE_DIR": "~/.triton"} if cluster.gpus_per_node else {})}
     at_home = [f"{folder} ({name})" for name, folder in caches.items() if name not in {*os.environ, *cluster.environment}]
     if at_home:
-        console.print(f"caches are in {', '.join(at_home)}; set these in `environment` where nodes see no HOME or it is small")
+        console.print(f"caches are in {', '.join(at_home)}; set these in `environment` if nodes do not see HOME or it is small")
     left_out = sorted(name for name in os.environ if name.startswith("SBATCH_"))
-    if left_out:  # they would beat the options of a batch script
+    if left_out:  # they would override the options of a batch script
         console.print(f"[yellow]left out:[/] {', '.join(left_out)} of this shell; the cluster file says where jobs go")
 
 
 def new_submission(plan: Plan, cluster: Cluster, jobs: list[Job]) -> Submission:
-    """A submission of `jobs`, not yet saved, named by its date to the microsecond, so in order of time, and a random digit."""
+    """Make a submission of `jobs`, not yet saved. Its name, a date in microseconds and a random digit, sorts by time."""
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
     path = graph.submissions_dir(plan) / f"{stamp}-{nanoseconds // 1000:05x}{secrets.token_hex(1)[0]}.json"
@@ -324,16 +324,16 @@ def new_submission(plan: Plan, cluster: Cluster, jobs: list[Job]) -> Submission:
 
 
 def _check_machine(jobs: list[Job], cluster: Cluster) -> None:
-    """A timing is of one machine, by name."""
+    """Raise ValueError for timings if the cluster file does not name the machine."""
     if cluster.machine == UNNAMED and any(job.kind == "time" for job in jobs):
         example = 'machine = "NVIDIA H100 80GB HBM3" (slurm/clusters/README.md says how to find it)'
-        reason = "there are timings, which are of one kind of machine"
+        reason = "there are timings, which belong to one kind of machine"
         raise ValueError(f"{reason}: name it in the cluster file, such as {example}, or leave their artefacts out.")
 
 
 def planned(request: Request, cluster: Cluster, *, rehearsal: bool = False) -> Plan:
-    """Plan a request for the machines of a cluster, as the login node may have no GPU. Where the request does not say how
-    trainings are carried out, the cluster file does."""
+    """Plan a request for the machines of a cluster, as the login node may have no GPU. Options of trainings that the request
+    leaves at their default are taken from the cluster file."""
     execution = request.execution
     said = {item.name: value for item in fields(Execution) if (value := getattr(cluster.train, item.name, None)) is not None
             and getattr(execution, item.name) == item.default}  # fmt: skip
@@ -342,14 +342,14 @@ def planned(request: Request, cluster: Cluster, *, rehearsal: bool = False) -> P
 
 
 def whole_paths(request: Request) -> Request:
-    """The same with absolute paths: jobs and later commands must not depend on where they are started."""
+    """Return the request with absolute paths: jobs and later commands must not depend on where they are started."""
     places = {name: getattr(request, name).absolute() for name in ("runs_dir", "results_dir", "corpora_dir")}
     given: dict[str, Any] = {name: path.absolute() for name, path in vars(request.user_data).items() if isinstance(path, Path)}
     return replace(request, **places, user_data=replace(request.user_data, **given))
 
 
 def _check_unseen(jobs: list[Job], before: list[Submission], unseen: set[str]) -> None:
-    """Nothing is submitted twice: what a colleague whose jobs SLURM hides has submitted from these folders may be under way."""
+    """Raise ValueError if a colleague whose jobs SLURM hides has submitted the same: nothing may be submitted twice."""
     made = {path for job in jobs for path in job.makes}
     for submission in (submission for submission in before if submission.user in unseen and not submission.withdrawn):
         for key, job_id in submission.job_ids().items():

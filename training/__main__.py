@@ -1,6 +1,6 @@
-"""`python -m training RUN_DIR --corpus-dir DIR`: train one run (also under torchrun), or go on with it."""
+"""`python -m training RUN_DIR --corpus-dir DIR`: train one run, or resume it (also under torchrun)."""
 
-import training.interrupted  # noqa: F401  # isort: skip  (before what takes long)
+import training.interrupted  # noqa: F401  # isort: skip  (before the slow imports)
 import os
 import sys
 from dataclasses import field
@@ -18,30 +18,30 @@ from training.spec import Execution
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train the run in RUN_DIR to its end, going on from its newest whole checkpoint.
+    """Train the run in RUN_DIR to its last step, resuming from its newest undamaged checkpoint.
 
-    Exit codes: 0 finished, 2 an error to mend, 130 interrupted (saved),
-    75 saved and to be started again (SIGTERM, SIGUSR2, --max-hours),
+    Exit codes: 0 finished, 2 an error to fix, 130 interrupted (saved),
+    75 saved and to be restarted (SIGTERM, SIGUSR2, --max-hours),
     76 a GPU of this node is broken."""
 
     run_dir: tyro.conf.Positional[Path]
-    """Run folder, whose spec.json `python -m experiments run` has written. It is not for editing: settings of your own are a
-    line of a figure's file (CONTRIBUTING.md, "A figure or table")."""
+    """Run folder with the spec.json that `python -m experiments run` wrote. Do not edit that file: for your own settings, add a
+    line to a figure's file (CONTRIBUTING.md, "A figure or table")."""
     corpus_dir: Path | None = None
     """Folder of the prepared corpus; a synthetic task needs none."""
     tokenizer: str | None = None
-    """For LongCrawl64 alone: gpt2-json:FOLDER, where vocab.json and merges.txt lie (default: the hub's)."""
+    """Only for LongCrawl64: gpt2-json:FOLDER, with vocab.json and merges.txt (default: from the hub)."""
     threads: PositiveInt = 1
     """CPU threads of this process; 1 makes results independent of the machine's number of cores."""
     quiet: bool = False
-    """No progress on the terminal (metrics.jsonl has it all)."""
+    """Print no progress (metrics.jsonl has every step)."""
     execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=Execution)
 
 
 def run(arguments: Arguments) -> int:
     from training.run_folder import RunFolder
 
-    RunFolder.open(arguments.run_dir)  # a wrong one is named before torch is imported, which takes seconds
+    RunFolder.open(arguments.run_dir)  # reports a wrong folder before the seconds of importing torch
     os.environ.update(equal_bits(arguments.threads, os.environ))
     import torch
 

@@ -1,7 +1,7 @@
-"""Checkpoints that cannot be lost: written beside, digested, renamed; read only if every digest agrees.
+"""Crash-safe checkpoints: written to a temporary folder, hashed, then renamed; loaded only if every hash agrees.
 
 Tensors go through torch.distributed.checkpoint into safetensors files (no pickle), so that a run resumes on any number of
-processes. A folder without a manifest (training/manifest.py), or with that of another run or step, is not a checkpoint."""
+processes. Without a manifest (training/manifest.py) of its own run and step, a folder is not a checkpoint."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ State = dict[str, torch.Tensor]
 
 
 class Checkpoints:
-    """The checkpoints of one run, newest last; one is due `minutes` after the last was saved."""
+    """The checkpoints of one run, oldest first; the next one is due `minutes` after the last save."""
 
     def __init__(self, folder: Path, run_id: str, world: World, keep: int = 2, background: bool = False, minutes: float = 10.0):
         self.folder, self.run_id, self.world, self.keep = folder, run_id, world, keep
@@ -42,13 +42,13 @@ class Checkpoints:
 
     @property
     def due(self) -> bool:
-        """Tell whether it is time to save. Clocks differ: the main process decides, the others always say no."""
+        """Tell whether it is time to save. Clocks differ, so the main process decides: the others return False."""
         return self.world.is_main and time.monotonic() - self._saved_at >= 60 * self._minutes
 
     def save(self, step: int, state: State) -> None:
-        """Write `state` as checkpoint `step`; in the background (after a copy to the host) if so told. OSError, before anything
-        is written, where the disk cannot hold it, even without what a killed process left there; the checkpoints already there
-        stay whole."""
+        """Write `state` as checkpoint `step`, in the background (after a copy to the host) if the constructor said so. Removes
+        what killed processes left, then raises OSError, before anything is written, if the disk is too full. Existing
+        checkpoints stay intact."""
         self.wait()
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.world.is_main:
@@ -67,7 +67,7 @@ class Checkpoints:
         self._saved_at = time.monotonic()
 
     def wait(self) -> None:
-        """Let a background save finish; raises what it raised."""
+        """Wait for a background save; raises the error that it raised."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -79,8 +79,8 @@ class Checkpoints:
             writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
             try:
                 dcp.save(state, storage_writer=writer, process_group=group, no_dist=self.world.size == 1)
-            except dcp.CheckpointException as error:  # holds what each process met
-                raise next((met for met, _ in error.failures.values() if isinstance(met, OSError)), error) from None
+            except dcp.CheckpointException as error:  # holds the error of each process
+                raise next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), error) from None
         if self.world.is_main:
             self._publish(step, partial)
         if self.world.size > 1:
@@ -88,7 +88,7 @@ class Checkpoints:
 
     def _publish(self, step: int, partial: Path) -> None:
         manifest.seal(partial, run_id=self.run_id, step=step)
-        if self.path(step).exists():  # a damaged one that the run went on from before
+        if self.path(step).exists():  # damaged: the run resumed from an earlier checkpoint
             shutil.rmtree(self.path(step))
         os.rename(partial, self.path(step))
         self._damaged.discard(step)
@@ -101,18 +101,18 @@ class Checkpoints:
         return manifest.fault(self.path(step), digests=digests, run_id=self.run_id, step=step)
 
     def newest_whole(self) -> int | None:
-        """Step of the newest undamaged checkpoint; says on stderr what it passes over."""
+        """Return the step of the newest undamaged checkpoint, or None. Reports damaged ones on stderr."""
         for step in reversed(self.steps()):
             fault = self._fault(step, digests=True)
             if fault is None:
                 return step
             self._damaged.add(step)
-            print(f"{self.path(step)} is damaged: {fault}. Going on from the checkpoint before it.", file=sys.stderr)
+            print(f"{self.path(step)} is damaged: {fault}. Resuming from the checkpoint before it.", file=sys.stderr)
         return None
 
     def load_newest(self, state: State) -> int:
-        """Fill the tensors of `state` in place from the newest whole checkpoint, whatever number of processes wrote it. Return
-        its step, 0 where there is none; all processes agree on it."""
+        """Load the newest undamaged checkpoint into the tensors of `state`, in place, whatever number of processes wrote it.
+        Returns its step (0 without a checkpoint), the same in all processes."""
         step: int = self.world.broadcast(self.newest_whole() or 0 if self.world.is_main else 0)  # type: ignore[assignment]
         if step:
             with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Behaviour of commands in a shell: mistakes are one line and exit code 2, an interruption keeps what is done. Torch-free."""
+"""Behaviour of commands in a shell: a mistake is one line and exit code 2, an interruption keeps finished work. Torch-free."""
 
 import contextlib
 import errno
@@ -18,11 +18,11 @@ from training.interrupted import SAID
 from training.signals import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 TYPES = ("str", "bool", "int", "float", "[key]")
-"""Parts of a place in a pydantic error that name the alternatives of a type."""
+"""Parts of a pydantic error's location that name an alternative of a union, not a field."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGUSR2: leave like Ctrl-C, with the exit code that asks to be started again."""
+    """SIGTERM or SIGUSR2: exit as for Ctrl-C, but with the code that asks for a restart."""
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
@@ -30,10 +30,10 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def parse(command: Any, arguments: list[str] | None, prog: str, description: str | None) -> Any:
-    """Return the command line as an object of type `command`. A mistake ends the program with one line and exit code 2."""
+    """Parse the command line into an object of type `command`. A mistake exits the program with one line and code 2."""
     for word in sys.argv[1:] if arguments is None else arguments:
-        if any("\ud800" <= letter <= "\udfff" for letter in word):  # bytes that Python could not read
-            print(f"error: {word!a}: this shell's locale lacks such letters; set LC_ALL=C.UTF-8", file=sys.stderr)
+        if any("\ud800" <= letter <= "\udfff" for letter in word):  # bytes that Python could not decode
+            print(f"error: {word!a}: this shell's locale cannot decode it; set LC_ALL=C.UTF-8", file=sys.stderr)
             raise SystemExit(EXIT_ERROR)
     boxed = io.StringIO()
     config = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.HelptextFromCommentsOff)
@@ -44,15 +44,15 @@ def parse(command: Any, arguments: list[str] | None, prog: str, description: str
         if stop.code != EXIT_ERROR:
             raise
         said = _unboxed(boxed.getvalue())
-    except (ValueError, OSError) as error:  # of a value of the right type that is not allowed; tyro reports only some of these
+    except (ValueError, OSError) as error:  # a value of the right type that is not allowed; tyro reports only some of these
         said = short(error)
     print(f"error: {said}; see {prog} --help", file=sys.stderr)
     raise SystemExit(EXIT_ERROR)
 
 
 def arguments_of(options: Any, kind: type | None = None) -> list[str]:
-    """Return the words of a command line from which `parse` makes `options`, a dataclass: those of its fields that differ from
-    their default. `kind`: only the fields of this class, from which that of `options` is derived."""
+    """Return the command-line arguments that `parse` turns into the dataclass `options`, for fields that differ from their
+    default. `kind`: only the fields of this base class of `options`."""
     words: list[str] = []
     for item in fields(kind or options):
         value, flag = getattr(options, item.name), item.name.replace("_", "-")
@@ -62,7 +62,7 @@ def arguments_of(options: Any, kind: type | None = None) -> list[str]:
 
 
 def _unboxed(text: str) -> str:
-    """Return the words of a message of tyro's, without its title, its hints, and the boxes or rules that it draws."""
+    """Return the text of a message of tyro's without its title, hints, boxes and rules."""
     blocks: list[list[str]] = [[]]
     for line in (line.strip(" │") for line in text.splitlines()):
         if "────" in line or "----" in line:
@@ -73,7 +73,7 @@ def _unboxed(text: str) -> str:
     words = re.sub(r"\[type=\w+, input_value=(?!ArgsKwargs)(.*?), input_type=.*", r"(given: \1)", words)
     for hint in ("For further information", "[type=", "Got errors:"):
         words = words.split(hint)[0]
-    names = r"__tyro-dummy-inner__\S*|[A-Z]\w*|\S+(?=: \d+ val)"  # of no option
+    names = r"__tyro-dummy-inner__\S*|[A-Z]\w*|\S+(?=: \d+ val)"  # names that are not options
     words = re.sub(rf"Error parsing ({names}): (\d+ validation errors? for \w+ )?", "", words)
     words = words.replace("Value error, ", "")
     return words.rstrip(".: ")
@@ -95,7 +95,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def short(error: ValueError | OSError) -> str:
-    """Return the error in one or two lines; of a pydantic error the offending key and its message."""
+    """Return the error in one or two lines; for a pydantic error, the offending key and its message."""
     from pydantic import ValidationError
 
     if isinstance(error, OSError):
@@ -103,7 +103,7 @@ def short(error: ValueError | OSError) -> str:
         remedy = ". Free some space and start the same command again." if full else ""
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + remedy
     if isinstance(error, ValidationError):
-        surplus = "unexpected_keyword_argument"  # says more of a misspelt key than that the right one is missing
+        surplus = "unexpected_keyword_argument"  # for a misspelt key this helps more than "missing"
         first = min(error.errors(), key=lambda each: each["type"] != surplus)
         where = ".".join(str(part) for part in first["loc"] if part not in TYPES)
         value = first.get("input")

@@ -1,4 +1,4 @@
-"""Processes and devices: the place of this process, and a model spread over the processes (DDP or FSDP2)."""
+"""Processes and devices: this process's rank and device, and a model distributed over processes (DDP or FSDP2)."""
 
 import datetime
 import gc
@@ -24,7 +24,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class World:
-    """This process among its peers; `device` is where it computes."""
+    """Rank of this process, the number of processes, and the device that this one uses."""
 
     rank: int
     size: int
@@ -62,7 +62,7 @@ class World:
 
 
 def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> torch.device:
-    """Return the device of a name. Raises ValueError where CUDA is asked for and not there."""
+    """Return the device of a name. Raises ValueError if CUDA is asked for but not available."""
     if name != "cpu" and torch.cuda.is_available():
         return torch.device("cuda", local_rank % torch.cuda.device_count())
     if name == "cuda" and not torch.backends.cuda.is_built():
@@ -76,7 +76,7 @@ def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> to
 
 @contextmanager
 def join_world(device_name: Literal["auto", "cpu", "cuda"], timeout_minutes: float) -> Iterator[World]:
-    """Join the processes that torchrun or SLURM started (RANK, WORLD_SIZE, LOCAL_RANK); alone where there are none."""
+    """Join the processes that torchrun or SLURM started (RANK, WORLD_SIZE, LOCAL_RANK), if there are any."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = pick_device(device_name, int(os.environ.get("LOCAL_RANK", 0)))
     if device.type == "cuda":
@@ -103,10 +103,10 @@ def device_label(device: torch.device) -> str:
 def spread(
     module: nn.Module, layers: list[nn.Module], world: World, parallel: Parallel, grad_reduce: str, in_pairs: bool = False
 ) -> nn.Module:
-    """Wrap `module` for several processes; alone it is returned as it is. FSDP2 shards each of `layers` and the rest as units
-    of their own, over all processes (fsdp) or those of a node, with a copy on each node (hsdp); parameters stay fp32 (autocast
-    casts activations), gradients are reduced in `grad_reduce` (fp32, bf16). `in_pairs`: 4, 8, ... processes of DDP add them
-    in a tree, of fp32, in as many rounds as it has levels. Raises ValueError for nodes of unequal size."""
+    """Wrap `module` for several processes; a single process gets it back unchanged. FSDP2 shards each of `layers`
+    and the rest as separate units, over all processes (fsdp) or within each node, with a replica per node (hsdp). Parameters
+    stay fp32 (autocast casts activations); gradients are reduced in `grad_reduce` (fp32, bf16). `in_pairs`: 4, 8, ... DDP
+    processes add fp32 gradients in a binary tree, one all-reduce per level. Raises ValueError for nodes of unequal size."""
     if world.size == 1:
         return module
     if parallel != "ddp":
@@ -118,7 +118,7 @@ def spread(
     wrapped = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False)
     if grad_reduce == "bf16":
         wrapped.register_comm_hook(None, _reduce_in_bf16)
-    elif in_pairs and world.size > 2 and world.size.bit_count() == 1:  # two numbers have one sum, in any order
+    elif in_pairs and world.size > 2 and world.size.bit_count() == 1:  # the order of two terms does not matter
         wrapped.register_comm_hook(Pairs(world), Pairs.average)
     return wrapped
 
@@ -128,13 +128,14 @@ def _mesh(world: World, parallel: Parallel) -> DeviceMesh:
         return init_device_mesh(world.device.type, (world.size,))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     if world.size % local:
-        raise ValueError(f"--parallel hsdp: {world.size} processes, {local} on this node; give each node as many, or use fsdp.")
+        remedy = "give every node the same number, or use fsdp"
+        raise ValueError(f"--parallel hsdp: {world.size} processes, {local} on this node; {remedy}.")
     return init_device_mesh(world.device.type, (world.size // local, local), mesh_dim_names=("nodes", "gpus"))
 
 
 class Pairs:
-    """Average over 2^n processes as `tree_sum` adds: neighbours first, then neighbouring pairs, by sums of two. On a GPU beside
-    the backward pass, in a stream of their own."""
+    """Averages gradients over 2^n processes in the order of `tree_sum`, two at a time: neighbours first, then neighbouring
+    pairs. On a GPU this runs in its own stream, parallel to the backward pass."""
 
     def __init__(self, world: World) -> None:
         mesh = init_device_mesh(world.device.type, (2,) * (world.size.bit_length() - 1))
@@ -147,7 +148,7 @@ class Pairs:
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self._world.device] if self._on_cuda else None)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):  # nothing where there is none
+        with torch.cuda.stream(self._stream):  # without a stream this does nothing
             gradients.div_(self._world.size)
             for pair in self._groups:
                 dist.all_reduce(gradients, group=pair)
@@ -156,7 +157,7 @@ class Pairs:
 
 
 def _reduce_in_bf16(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket over processes, summed in bf16. (torch's own hook of this kind refuses the CPU.)"""
+    """Average a bucket over processes, summed in bf16. (torch's own hook does not support the CPU.)"""
     gradients = bucket.buffer()
     halved = gradients.to(torch.bfloat16).div_(dist.get_world_size())
     return dist.all_reduce(halved, async_op=True).get_future().then(lambda done: gradients.copy_(done.value()[0]))

@@ -1,4 +1,4 @@
-"""Export of the trained model and its tokeniser as a folder for `from_pretrained`; whole, it marks a run as finished."""
+"""Export of the trained model and its tokeniser as a folder for `from_pretrained`. A complete one marks a run as finished."""
 
 import os
 import re
@@ -22,7 +22,7 @@ README = Path(__file__).with_name("export_readme.md")
 
 
 def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder: RunFolder, world: World) -> None:
-    """Write export/ whole or not at all, then drop the checkpoints: three times its size, and the run no longer needs them."""
+    """Write export/ atomically, then delete the checkpoints, which are three times its size and no longer needed."""
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=whole) if world.size > 1 else model.state_dict()
     if world.is_main:
@@ -34,7 +34,7 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
         disable_progress_bar()
         try:
             model.save_pretrained(partial, state_dict=weights)  # type: ignore[operator]
-        except SafetensorError as error:  # its words for a full disk, say
+        except SafetensorError as error:  # such as a full disk
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(partial)) if number else error from None
         if corpus is not None:
@@ -53,9 +53,9 @@ def _drop_checkpoints(folder: RunFolder) -> None:
 
 
 def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
-    """Tell whether the run is finished (all processes agree). A damaged export is moved aside, so that it is made again; beside
-    a whole one checkpoints go, which a process that was killed may have left. ValueError: the weights were trained elsewhere,
-    so that training cannot make them again."""
+    """Tell whether the run is finished (all processes agree). A damaged export is moved aside, so that it is made again; if the
+    export is intact, checkpoints that a killed process left are deleted. Raises ValueError for damaged weights that were
+    trained elsewhere, since training cannot make them again."""
     if not world.is_main:
         return bool(world.broadcast(None))
     fault = folder.export_fault(digests=True)
@@ -66,8 +66,8 @@ def already_exported(folder: RunFolder, spec: RunSpec, world: World) -> bool:
         aside = folder.path / ASIDE
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder.export, aside)
-        then = "the run goes on from its newest checkpoint, or is trained again where there is none"
-        print(f"{damaged} It is now {ASIDE}; {then}.", file=sys.stderr)
+        then = "the run resumes from its newest checkpoint, or is trained again if there is none"
+        print(f"{damaged} It was renamed to {ASIDE}; {then}.", file=sys.stderr)
     if fault is None:
         _drop_checkpoints(folder)
     return bool(world.broadcast(fault is None))

@@ -1,5 +1,5 @@
-"""Hardware of a task: its CPU, held to the instructions that most have; the peak arithmetic rate of its device, the denominator
-of model FLOPs utilisation (MFU); and its peak use of memory. Torch-free until a GPU is asked for."""
+"""Hardware of a task: its CPU, limited to the instructions that most CPUs have; the peak FLOP/s of its device, the denominator
+of model FLOPs utilisation (MFU); and its peak memory. Torch-free until a GPU is asked for."""
 
 import os
 import platform
@@ -20,9 +20,9 @@ DENSE_BF16_PEAK = {
 
 
 def equal_bits(threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add to those `given`: so many threads, and of the vector instructions none beyond AVX2, in
-    PyTorch's own operators and in MKL's products. With wider ones sums are split otherwise, hence round otherwise, and
-    training carries that on. A processor without AVX2 is left as it is."""
+    """Return the environment variables to add to `given`: the number of threads, and no vector instructions beyond AVX2 in
+    PyTorch's own operators and in MKL. Wider instructions split sums differently, so rounding differs, and training carries
+    the difference on. A processor without AVX2 is left alone."""
     wanted = {"OMP_NUM_THREADS": str(threads)}
     if {"avx2", "fma"} <= set(_found("flags").split()):
         wanted |= {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}
@@ -30,7 +30,7 @@ def equal_bits(threads: int, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the name of the CPU, say AMD EPYC, or the architecture where the system does not tell."""
+    """Return the name of the CPU, such as AMD EPYC, or its architecture if the system does not tell."""
     return _found("model name") or f"{platform.machine()} CPU"
 
 
@@ -43,7 +43,7 @@ def _found(field: str) -> str:
 
 
 def peak_flops(device: "torch.device") -> float | None:
-    """Return FLOP/s: the datasheet's dense bf16 rate of a known GPU; None for others and for the CPU."""
+    """Return the dense bf16 FLOP/s of a known GPU by its datasheet; None for other GPUs and for the CPU."""
     if device.type != "cuda":
         return None
     import torch
@@ -53,7 +53,7 @@ def peak_flops(device: "torch.device") -> float | None:
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
-    """Return the most memory this process had at once: allocated by torch on a GPU, resident on the CPU."""
+    """Return this process's peak memory: allocated by torch on a GPU, resident on the CPU."""
     if device.type == "cuda":
         import torch
 
@@ -62,19 +62,19 @@ def peak_memory_bytes(device: "torch.device") -> int:
 
 
 def repeat_bits(compiled: bool) -> None:
-    """Have PyTorch, its compiler and fla's kernels take only what gives equal bits in every process; what cannot, raises.
-    To be called before the first product on a GPU, after the model has loaded its kernels."""
+    """Restrict PyTorch, its compiler and fla's kernels to operations that give equal bits in every process; others raise.
+    Call this before the first matrix product on a GPU and after the model has loaded its kernels."""
     import torch
 
     from kernels.fla_cpu.tuning import fix_tuning
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads what it has not written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
     if compiled:
         import torch._dynamo  # takes a second to load
         import torch._inductor.config
 
         torch._inductor.config.deterministic = True
-        torch._dynamo.config.optimize_ddp = False  # it cuts a layer where a bucket ends: other kernels than one process has
+        torch._dynamo.config.optimize_ddp = False  # it splits layers at bucket ends: other kernels than one process has
     fix_tuning()

@@ -1,9 +1,9 @@
-"""Ctrl-C while a command still imports what takes it seconds: one line, no traceback. Commands import this first."""
+"""One line instead of a traceback for Ctrl-C during a command's slow imports. Commands import this first."""
 
 import sys
 from types import TracebackType
 
-SAID = "interrupted; what is finished is kept, the same command goes on from there"
+SAID = "interrupted; finished work is kept, and the same command resumes from there"
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,4 +1,4 @@
-"""Records of a training: its start and end, a row per step, steps that were not applied."""
+"""Records of a training: its start and end, a row per step, and the steps that were skipped."""
 
 import math
 import os
@@ -26,11 +26,11 @@ from training.step import KINDS
 
 
 class AnomalyError(ValueError):
-    """A step that was not applied, in a run that was told to stop there."""
+    """A bad step, which was not applied, in a run with `on_bad_step` "stop"."""
 
 
 def sent(values: torch.Tensor) -> Callable[[], list[float]]:
-    """Send values to the host without waiting for them; what is returned waits and has them."""
+    """Start to copy values to the host. The function that is returned waits for them and returns them."""
     if values.device.type != "cuda":
         return values.tolist
     host, arrived = torch.empty_like(values, device="cpu", pin_memory=True), torch.cuda.Event()
@@ -45,7 +45,7 @@ def sent(values: torch.Tensor) -> Callable[[], list[float]]:
 
 
 class Speed:
-    """Tokens per second over the last `window` steps, pauses (checkpoints) left out."""
+    """Tokens per second over the last `window` steps, without pauses (checkpoints)."""
 
     def __init__(self, batch_tokens: int, window: int = 100):
         self._batch_tokens = batch_tokens
@@ -64,9 +64,9 @@ class Speed:
 
 
 class Journal:
-    """The records of one run. A step is written down while the next one computes, when its values have reached the host.
+    """The records of one run. A step is recorded while the next one computes, once its values have reached the host.
 
-    `stop`, `save`: what the processes asked for together, as of the last step that was written down."""
+    `stop`, `save`: whether some process asked to stop, and the main one to save, as of the last step that was recorded."""
 
     def __init__(self, folder: RunFolder, spec: RunSpec, execution: Execution, world: World, stop: StopRequest, quiet: bool):
         self.folder, self.spec, self.execution, self.world, self.quiet = folder, spec, execution, world, quiet
@@ -81,7 +81,7 @@ class Journal:
 
     @contextmanager
     def start(self, first_step: int, sampler: Sampler | RecallSampler) -> Iterator[Row]:
-        """Write down this start and, when it is left, how it ended; an `exit_code` put into what is yielded is added.
+        """Record this start and, when the context ends, how it ended; the caller sets `exit_code` in the yielded row.
         metrics.jsonl gets a line per step, flushed, and is mirrored to TensorBoard."""
         end: Row = {"exit_code": EXIT_ERROR}
         self._sampler, self._last_step = sampler, first_step
@@ -96,13 +96,13 @@ class Journal:
         start |= {"deterministic": self.execution.deterministic, "parallel": self.execution.parallel}
         start |= {"micro_batch_tokens": sequences * train.seq_len, "end": None}
         if folder.begin_start(start):
-            self.say(f"{folder.provenance_file}: a line was damaged; what it told of an earlier start is lost")
+            self.say(f"{folder.provenance_file}: a damaged line was dropped; its record of an earlier start is lost")
         if not folder.truncate(first_step):
             self.say(f"{folder.metrics_file}: steps before {first_step + 1} are damaged or missing; the curve has a gap")
         if first_step:
-            self.say(f"{name}: going on from step {first_step}")
+            self.say(f"{name}: resuming from step {first_step}")
         if epochs > 1:
-            self.say(f"{name}: the corpus is smaller than the training: its tokens are seen {epochs:.2f} times")
+            self.say(f"{name}: the corpus is smaller than the training budget: its tokens are seen {epochs:.2f} times")
         from torch.utils.tensorboard import SummaryWriter  # takes a second
 
         board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=first_step + 1)
@@ -114,34 +114,34 @@ class Journal:
         finally:
             end["tokens"] = (self._last_step - first_step) * train.batch_tokens
             end |= {"wall_s": self._stop_request.wall_s, "peak_memory_bytes": peak_memory_bytes(self.world.device)}
-            with suppress(OSError):  # a full disk has been reported
+            with suppress(OSError):  # a full disk was already reported
                 folder.end_start(start, end)
 
     def add(self, step: int, values: torch.Tensor) -> None:
-        """Send the values of a step to the host, and write down the step before. Raises AnomalyError.
+        """Send the values of a step to the host, and record the step before. Raises AnomalyError.
 
-        `values`: loss, gradient norm, verdict, wishes to stop (of some process) and to save (of the main one), then what the
-        model wants measured, NaN where this step did not measure it."""
+        `values`: loss, gradient norm, verdict, requests to stop (of any process) and to save (of the main one), then the
+        model's measurements, NaN if this step made none."""
         self._record((step, sent(values)))
 
     def catch_up(self) -> None:
-        """Write down the last step, too, and have everything on disk, before a checkpoint relies on it. Raises AnomalyError."""
+        """Record the last step, too, and flush everything to disk before a checkpoint relies on it. Raises AnomalyError."""
         self._record(None)
         if self._file is not None:
             os.fsync(self._file.fileno())
 
     def resume(self) -> None:
-        """Go on after a pause (a checkpoint), which counts as no step's time."""
+        """Continue after a pause (a checkpoint), which is not counted as time of a step."""
         self.save = False
         self._speed.resume()
 
     def say(self, text: str) -> None:
-        """Tell the user, from the main process."""
+        """Print a message for the user, from the main process only."""
         if self.world.is_main:
             print(text, file=sys.stderr, flush=True)
 
     def _record(self, following: tuple[int, Callable[[], list[float]]] | None) -> None:
-        """Write down the step whose values were on their way, and have those of `following` take their place."""
+        """Record the pending step; `following` is pending from now on."""
         pending, self._pending = self._pending, following
         if pending is None:
             return
@@ -160,7 +160,7 @@ class Journal:
             "lr": learning_rate((step - 1) * train.batch_tokens, train),
             "wall_s": round(self._stop_request.wall_s, 3),
             "tokens_per_s": tokens_per_s,
-            # Of what is executed, by the share that was skipped when it was last measured; and of a dense computation as fast.
+            # mfu: of the executed FLOPs, by the last measured share of skipped tiles; mfu_dense: as if nothing was skipped.
             "mfu": None if self._pruned_share is None else self._mfu(tokens_per_s, self._pruned_share),
             "mfu_dense": self._mfu(tokens_per_s, 0.0),
             **found,
@@ -176,7 +176,7 @@ class Journal:
             self._anomaly(step, KINDS[int(verdict)], loss, grad_norm)
 
     def _mfu(self, tokens_per_s: float, pruned_share: float) -> float | None:
-        """Return the share of the peak that a step's three passes take; None where the peak is not known."""
+        """Return the MFU of training, with three passes' FLOPs a step; None if the peak is not known."""
         flops = 3 * self.spec.model.executed_flops_per_token(self.spec.train.seq_len, pruned_share)
         return None if self._peak is None else tokens_per_s * flops / self._peak
 
@@ -189,5 +189,5 @@ class Journal:
             with open(file, "a") as lines:
                 lines.write(line(row, self.spec.run_id))
         if self.execution.on_bad_step == "stop":
-            what = f"step {step} is {kind} (loss {loss}, gradient norm {grad_norm}) and was not applied"
-            raise AnomalyError(f"{what}; its documents are in {file}. `--on-bad-step skip` goes on without such steps.")
+            what = f"step {step} ({kind}: loss {loss}, gradient norm {grad_norm}) was not applied"
+            raise AnomalyError(f"{what}; its documents are in {file}. `--on-bad-step skip` skips such steps and continues.")

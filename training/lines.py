@@ -1,7 +1,7 @@
 """Files of JSON lines that grow while a run is trained. Torch-free.
 
-Each line carries a CRC-32 of its own, which begins at its owner's name: a line of another run counts as damaged. Lines without
-an owner are taken as anybody's."""
+Each line carries its own CRC-32, seeded with its owner's name, so that a line of another run counts as damaged. Lines without
+an owner are accepted for any run."""
 
 import json
 import zlib
@@ -13,12 +13,12 @@ Row = dict[str, Any]
 
 
 def line(row: Row, owner: str = "") -> str:
-    """Return `row` as one line whose last key is its check."""
+    """Return `row` as one line whose last key is its CRC."""
     return json.dumps({**row, CHECK: _crc(row, owner)}) + "\n"
 
 
 def read_line(text: bytes, owner: str = "") -> Row | None:
-    """Return the row of one line; None where it is damaged, or another owner's."""
+    """Return the row of one line; None if it is damaged or another owner's."""
     try:
         row = json.loads(text)
         check = row.pop(CHECK)
@@ -28,8 +28,8 @@ def read_line(text: bytes, owner: str = "") -> Row | None:
 
 
 def read_lines(path: Path, owner: str = "") -> tuple[list[Row], int]:
-    """Return the whole rows in their order, and how many lines are damaged. A last line without its end counts as neither: it
-    is being written, or the process was killed while it wrote."""
+    """Return the undamaged rows in order, and the number of damaged lines. A last line without a newline counts as neither: it
+    is still being written, or its writer was killed."""
     texts = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = [read_line(text, owner) for text in texts]
     whole = [row for row in rows if row is not None]

@@ -1,4 +1,4 @@
-"""The training of one run, from its spec to its exported model. Read this file from `train` downwards."""
+"""Training of one run, from its spec to its exported model. Read this file from `train` downwards."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,11 +26,12 @@ from training.step import Batch, Meter, batches_on, build_stepper
 def train(
     run_dir: Path, corpus_dir: Path | None, execution: Execution, *, tokenizer: str | None = None, quiet: bool = False
 ) -> int:
-    """Train the run in `run_dir` to its end, going on from its newest whole checkpoint, and return an exit code of
-    training.signals: finished, interrupted, or saved and to be started again.
+    """Train the run in `run_dir` to its last step, resuming from its newest undamaged checkpoint. Returns an exit code of
+    training.signals: finished, interrupted, or saved and to be restarted.
 
-    `tokenizer` says where GPT-2's vocabulary lies ("gpt2-json:FOLDER") for a LongCrawl64 `corpus_dir`. Raises ValueError for
-    what the user can mend (nothing has been computed then) and OSError for a full disk (checkpoints stay whole)."""
+    `tokenizer`: GPT-2's vocabulary ("gpt2-json:FOLDER") for a LongCrawl64 `corpus_dir`. Raises ValueError for a mistake of
+    the user's, before anything is computed, or AnomalyError for a bad step; OSError for a full disk (checkpoints stay intact).
+    """
     folder = RunFolder.open(run_dir)
     spec = folder.read_spec()
     check_read(spec, corpus_dir, tokenizer)
@@ -48,16 +49,16 @@ def train(
 
 
 def check_read(spec: RunSpec, corpus_dir: Path | None, tokenizer: str | None) -> None:
-    """Raise ValueError for a corpus or a tokeniser that the run does not read."""
+    """Raise ValueError for a corpus or a tokeniser that the run does not use."""
     if corpus_dir is not None and spec.data.recall is not None:
         raise ValueError(f"--corpus-dir {corpus_dir}: {spec.name} makes its own sequences; leave it out.")
     if tokenizer is not None and spec.data.source != "longcrawl64":
-        reason = f"only LongCrawl64 comes without its own, and {spec.name} is trained on {spec.data.source}"
+        reason = f"only LongCrawl64 comes without a tokeniser, and {spec.name} is trained on {spec.data.source}"
         raise ValueError(f"--tokenizer {tokenizer}: {reason}; leave it out.")
 
 
 def open_corpus(corpus_dir: Path | None, tokenizer: str | None, spec: RunSpec) -> Corpus:
-    """Open the corpus the spec names, its tokeniser loaded now rather than after training. ValueError: another, or none."""
+    """Open the spec's corpus and load its tokeniser now, not after training. ValueError: another corpus, or none."""
     if corpus_dir is None:
         raise ValueError(f"{spec.name} is trained on text: name the folder of its prepared corpus with --corpus-dir.")
     choice = None if tokenizer is None else parse_tokenizer(tokenizer)
@@ -71,7 +72,7 @@ def open_corpus(corpus_dir: Path | None, tokenizer: str | None, spec: RunSpec) -
 
 
 def batches_of(spec: RunSpec, corpus: Corpus | None, world: World) -> tuple[Sampler | RecallSampler, Callable[[int], Batch]]:
-    """Return the source of a run's batches, and this process's batch of a step: pure functions, nothing to save."""
+    """Return the sampler of a run, and a function from a step to this process's batch: both without state to save."""
     train = spec.train
     if corpus is None:
         assert spec.data.recall is not None
@@ -85,7 +86,7 @@ def batches_of(spec: RunSpec, corpus: Corpus | None, world: World) -> tuple[Samp
 def _train(
     folder: RunFolder, spec: RunSpec, corpus: Corpus | None, execution: Execution, world: World, stop: StopRequest, quiet: bool
 ) -> int:
-    """Train: the loop itself. Everything that a step needs is a pure function of the spec or part of `state`."""
+    """Run the training loop. Everything that a step needs is a pure function of the spec or part of `state`."""
     train = spec.train
     sampler, load = batches_of(spec, corpus, world)
     model = build_model(spec.model)

@@ -1,4 +1,4 @@
-"""Lists of what a kept folder must hold: names, sizes, SHA-256 of its files, sealed and written last. Torch-free."""
+"""Manifests of checkpoints and exports: names, sizes and SHA-256 of their files, sealed and written last. Torch-free."""
 
 import hashlib
 import os
@@ -13,8 +13,8 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 
 
 def seal(folder: Path, **facts: Any) -> None:
-    """Flush every file of `folder` to disk and write the manifest, with `facts` beside the list of files. All are as open to
-    others as the umask says: safetensors writes files that nobody else can read."""
+    """Flush every file of `folder` to disk and write the manifest, with `facts` beside the list of files. File modes
+    follow the umask, since safetensors writes files that nobody else can read."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
         with open(path, "rb") as file:
@@ -22,13 +22,13 @@ def seal(folder: Path, **facts: Any) -> None:
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)}
     write_sealed(folder / MANIFEST, {**facts, "files": files})
     for name in files:
-        if (folder / name).stat().st_mode != (folder / MANIFEST).stat().st_mode:  # a file system may know one mode alone
+        if (folder / name).stat().st_mode != (folder / MANIFEST).stat().st_mode:  # some file systems have only one mode
             shutil.copymode(folder / MANIFEST, folder / name)
 
 
 def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
     """Return what is wrong with a sealed folder, or None. Without `digests` only sizes are compared, which is fast. `facts`:
-    what the manifest must say where it says anything about it: the run, the step."""
+    values that the manifest must not contradict, such as the run and the step."""
     try:
         sealed = read_sealed(folder / MANIFEST, "")
         for name, value in facts.items():
@@ -36,18 +36,18 @@ def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
                 return f"it was put here from elsewhere: its {name} is {sealed[name]}, not {value}"
         return next(filter(None, (_fault(folder / name, entry, digests) for name, entry in sealed["files"].items())), None)
     except UNREADABLE:
-        return f"{MANIFEST} is missing, cut off, altered or of another version"
+        return f"{MANIFEST} is missing, truncated, altered or of another version"
 
 
 def check(folder: Path) -> None:
-    """Read a model's folder against its manifest, where it came with one. ValueError: a file is missing or was altered."""
+    """Check a model's folder against its manifest, if it has one. Raises ValueError if a file is missing or was altered."""
     if (folder / MANIFEST).is_file() and (said := fault(folder, digests=True)) is not None:
-        remedy = f"Copy it again; a {MANIFEST} from elsewhere, or of files that were changed on purpose, can be deleted."
+        remedy = f"Copy it again; if its {MANIFEST} is from elsewhere or files were changed on purpose, delete the {MANIFEST}."
         raise ValueError(f"{folder} is damaged: {said}. {remedy}")
 
 
 def weights(folder: Path) -> str | None:
-    """Return the digest of the weights of a sealed folder, by what its manifest says; None where it has none."""
+    """Return the digest of a sealed folder's weights, computed from its manifest; None if it has no weights."""
     try:
         files = read_sealed(folder / MANIFEST, "")["files"]
         return weights_digest({name: entry["sha256"] for name, entry in files.items()})
@@ -56,8 +56,8 @@ def weights(folder: Path) -> str | None:
 
 
 def weights_digest(files: dict[str, str]) -> str | None:
-    """Return the first 16 hex digits of the SHA-256 over names and contents of weight files (name: its SHA-256); others among
-    the files do not count. None where there are no weights."""
+    """Return the first 16 hex digits of the SHA-256 over names and contents of the weight files among `files` (name: its
+    SHA-256). None if there are none."""
     names = sorted(name for name in files if name.endswith(".safetensors"))
     whole = b"".join(name.encode() + bytes.fromhex(files[name]) for name in names)
     return hashlib.sha256(whole).hexdigest()[:16] if names else None

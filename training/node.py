@@ -1,5 +1,5 @@
-"""A short look at the GPUs of a node before a training loads anything onto them: one that is missing, wrong, slow by far or
-silent ends this start with EXIT_BROKEN_NODE, which the launchers take for the node's fault. A CPU is not looked at."""
+"""A quick check of a node's GPUs before training loads anything onto them. A GPU that is missing, computes wrongly, is far too
+slow or does not answer ends this start with EXIT_BROKEN_NODE, so that launchers blame the node. CPUs are not checked."""
 
 import os
 import sys
@@ -12,17 +12,17 @@ from training.distributed import World
 from training.hardware import peak_flops
 from training.signals import EXIT_BROKEN_NODE
 
-SIZE, PRODUCTS = 4096, 20  # 3 TFLOP: a hundredth of a second on a sound GPU
+SIZE, PRODUCTS = 4096, 20  # 3 TFLOP: a hundredth of a second on a healthy GPU
 SLOWEST = 0.1
-"""Share of the datasheet's rate below which a GPU is taken for broken."""
+"""Share of the datasheet's rate below which a GPU counts as broken."""
 SHARED = 2 * 2**30
-"""Bytes that are taken before a training loads anything: from here on others use the GPU, and its speed says nothing."""
+"""Bytes in use before training loads anything: from here on the GPU counts as shared, and its speed is not judged."""
 SILENT_S = 60.0
-"""Seconds after which a GPU or its peers are taken to have stopped; the first product also loads libraries."""
+"""Seconds without an answer after which a GPU or its peers count as hung; the first product also loads libraries."""
 
 
 def look(world: World) -> None:
-    """Multiply on this process's GPU and sum over all processes. Exits where that shows a broken node."""
+    """Multiply matrices on this process's GPU and sum over all processes. Exits if that shows a broken node."""
     if world.device.type != "cuda":
         return
     timer = threading.Timer(SILENT_S, _leave, [f"no answer for {SILENT_S:.0f} s"])
@@ -30,7 +30,7 @@ def look(world: World) -> None:
     timer.start()
     try:
         problem = wrong_alone(world.device) or _wrong_together(world)
-    except torch.OutOfMemoryError:  # others hold it: told by the training itself
+    except torch.OutOfMemoryError:  # other programs hold it: training reports that itself
         raise
     except RuntimeError as error:  # of CUDA or NCCL
         problem = str(error).partition("\n")[0]
@@ -43,25 +43,25 @@ def look(world: World) -> None:
 
 
 def wrong_alone(device: torch.device) -> str:
-    """Say what is wrong with one GPU, or nothing."""
+    """Return what is wrong with one GPU, or an empty string."""
     right, rate = multiply(device)
     if not right:
         return "a product of matrices is wrong"
     free, total = torch.cuda.mem_get_info(device)
-    peak = peak_flops(device)  # of a whole GPU; a slice of one (MIG) has the same name and more words
+    peak = peak_flops(device)  # of a whole GPU; a MIG slice has its name and a suffix
     if total - free >= SHARED or peak is None or "MIG" in torch.cuda.get_device_name(device) or rate >= SLOWEST * peak:
         return ""
     return f"{rate / 1e12:.0f} TFLOP/s, where its datasheet says {peak / 1e12:.0f}"
 
 
 def multiply(device: torch.device) -> tuple[bool, float]:
-    """Return whether products in bf16 are right, and the rate of the fastest in FLOP/s: on a GPU that others use, some
-    have to wait. A Hadamard matrix times its transpose is its size on the diagonal and 0 elsewhere, without any rounding."""
+    """Return whether bf16 matrix products are right, and the FLOP/s of the fastest (on a shared GPU some have to wait).
+    A Hadamard matrix times its transpose is its size times the identity, without any rounding."""
     matrix = torch.ones(1, 1, device=device, dtype=torch.bfloat16)
     while len(matrix) < SIZE:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
     wanted = SIZE * torch.eye(SIZE, device=device, dtype=torch.bfloat16)
-    right, fastest = torch.equal(matrix @ matrix.T, wanted), float("inf")  # which waits for the GPU
+    right, fastest = torch.equal(matrix @ matrix.T, wanted), float("inf")  # torch.equal waits for the GPU
     for _ in range(PRODUCTS):
         began = time.perf_counter()
         product = matrix @ matrix.T

@@ -1,4 +1,4 @@
-"""Optimisation as the paper has it: the learning rate, AdamW, which parameters decay, and the state as named tensors."""
+"""Optimisation as in the paper: the learning rate, AdamW, weight decay, and the optimiser's state as named tensors."""
 
 import math
 
@@ -9,7 +9,7 @@ from training.spec import TrainSpec
 
 
 def learning_rate(tokens_seen: int, spec: TrainSpec) -> float:
-    """Return the rate of the step that starts after `tokens_seen` tokens: linear from 0 over the warm-up, then cosine to 0
+    """Return the learning rate of the step after `tokens_seen` tokens: linear from 0 over the warm-up, then cosine to 0
     (section 4, Appendix B). So the first step runs at exactly 0 and the last one slightly above 0."""
     if tokens_seen < spec.warmup_tokens:
         return spec.peak_lr * tokens_seen / spec.warmup_tokens
@@ -18,8 +18,8 @@ def learning_rate(tokens_seen: int, spec: TrainSpec) -> float:
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Tell whether a parameter decays: linear, convolution, embedding and head weights do; biases, norms, decay rates and lower
-    bounds do not. By name: a parameter that is loaded or copied has lost fla's flag `_no_weight_decay`."""
+    """Tell whether weight decay applies: to linear, convolution, embedding and head weights; not to biases, norms, decay rates
+    and lower bounds. Goes by name, as a parameter that is loaded or copied has lost fla's flag `_no_weight_decay`."""
     return parameter.ndim >= 2 and not name.endswith(("bias", "A_log", "lower_bounds"))
 
 

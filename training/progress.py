@@ -12,12 +12,12 @@ LINE_EVERY_S = 30.0
 
 
 class Progress:
-    """Count of `total` steps of `label` on stderr; `done` of them were finished before. `quiet`: says nothing."""
+    """Progress over `total` steps of `label` on stderr, `done` of them from before. `quiet`: prints nothing."""
 
     def __init__(self, label: str, total: int, done: int = 0, quiet: bool = False):
         self.label, self.total, self.done, self.quiet = label, total, done, quiet
         self._numbers = ""
-        self._stream = sys.stderr  # this one, whatever a library's chatter is diverted to later
+        self._stream = sys.stderr  # kept, as sys.stderr may be redirected later
         self._start, self._start_done = time.monotonic(), done
         self._last_line = self._start
         counts = (MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TimeRemainingColumn())
@@ -35,7 +35,7 @@ class Progress:
         self._bar.update(self._task, total=self.total)
 
     def advance(self, steps: int = 1, numbers: str = "") -> None:
-        """Count steps. `numbers`: what to say beside the count."""
+        """Count steps. `numbers`: text to show beside the count."""
         self.done += steps
         self._numbers = numbers
         self._bar.update(self._task, advance=steps, numbers=numbers)
@@ -59,7 +59,7 @@ class Progress:
 
 
 def numbers(row: dict[str, Any]) -> str:
-    """Return what a row of metrics.jsonl says to a person: loss, speed, and on a GPU its utilisation."""
+    """Format a row of metrics.jsonl for display: loss, speed, and on a GPU the MFU."""
     dense, executed = row["mfu_dense"], row["mfu"]
     mfu = "" if dense is None else f"  MFU {100 * dense:.0f}%"
     if executed != dense:

@@ -1,15 +1,15 @@
-"""Run folders, the truth about a run: its spec, its metrics, its checkpoints, its exported model.
+"""Run folders, which hold all of a run: its spec, metrics, checkpoints and exported model.
 
 runs/SCALE/NAME-ID/
-    spec.json            what the run is (training/spec.py: RunSpec), sealed
+    spec.json            the run's spec (training/spec.py: RunSpec), sealed
     provenance.jsonl     one line per start: code, versions, device, and how it ended
     metrics.jsonl        one line per step, flushed
-    anomalies.jsonl      steps that were not applied, with the documents they saw
+    anomalies.jsonl      bad steps, which were not applied, with their documents
     checkpoints/         step-XXXXXXXX/ (training/checkpoint.py)
-    export/              the trained model for from_pretrained, with a manifest; whole, it says the run is finished
+    export/              the trained model for from_pretrained, with a manifest; if complete, the run is finished
     evals/               rows of finished evaluations
-Lines of the .jsonl files carry a check each (training/lines.py). Manifests and lines name the run: what was copied from another
-run's folder is damage, not a result."""
+Each line of the .jsonl files carries a CRC (training/lines.py). Manifests and lines belong to one run: files copied from
+another run's folder count as damaged."""
 
 import fcntl
 import json
@@ -33,7 +33,7 @@ from training.lines import Row, line, read_line, read_lines
 from training.spec import RunSpec
 
 LOCK_WAIT_S = 20.0
-OWN_SETTINGS = "settings of your own are a line of a figure's file (CONTRIBUTING.md), of which `run` makes a run folder"
+OWN_SETTINGS = "for your own settings, add a line to a figure's file (CONTRIBUTING.md), of which `run` makes a run folder"
 
 
 class RunFolder:
@@ -55,7 +55,7 @@ class RunFolder:
             except OSError as error:
                 raise ValueError(f"cannot write the run folder {path}: {error.strerror}. Choose another --runs-dir.") from error
         elif folder.run_id != spec.run_id:
-            reason = f"{path} holds run {folder.run_id}, not {spec.run_id}: its spec.json was made by other settings"
+            reason = f"{path} holds run {folder.run_id}, not {spec.run_id}: its spec.json has other settings"
             raise ValueError(f"{reason}. Move the folder away, or choose another --runs-dir.")
         return folder
 
@@ -67,17 +67,17 @@ class RunFolder:
         return folder
 
     def read_spec(self) -> RunSpec:
-        """Return the spec. ValueError, too, for one edited after the run began: the folder would hold what it does not say."""
+        """Return the spec. ValueError also if it was edited after the run began, as the folder's content would not match it."""
         remedy = f"put the original back, or delete the folder: its experiment makes it again; {OWN_SETTINGS}"
         try:
             values = read_sealed(self.spec_file, remedy)
         except ValueError:
-            self._check_fields(remedy)  # which says more than that it was edited
+            self._check_fields(remedy)  # names the wrong field, if there is one
             raise
         return _spec_of(self.spec_file, values, remedy)
 
     def _check_fields(self, remedy: str) -> None:
-        """Raise ValueError that names a field, where the spec would be none with its seal, either."""
+        """Raise a ValueError that names the field if the spec is invalid apart from its broken seal."""
         with suppress(OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
             values = json.loads(self.spec_file.read_text(encoding="utf-8"))
             if isinstance(values, dict):
@@ -85,29 +85,29 @@ class RunFolder:
 
     @cached_property
     def run_id(self) -> str:
-        """The run that the folder holds, by its spec."""
+        """Id of the run in this folder, from its spec."""
         return self.read_spec().run_id
 
     @property
     def finished(self) -> bool:
-        """Tell whether the run's exported model is there, every file of it in its size (`check_export` reads them)."""
+        """Tell whether the exported model is there, judged by the sizes of its files (`check_export` reads them)."""
         return self.export_fault(digests=False) is None
 
     def export_fault(self, *, digests: bool) -> str | None:
-        """Return what is wrong with the exported model, or None; that of another run is wrong, too."""
+        """Return what is wrong with the exported model (it may be another run's), or None."""
         if not (self.export / manifest.MANIFEST).is_file() or not self.spec_file.is_file():
             return f"there is no {self.export / manifest.MANIFEST} or no {self.spec_file.name}"
         return manifest.fault(self.export, digests=digests, run_id=self.run_id)
 
     def check_export(self) -> None:
-        """Read the exported model against the digests it was written with. ValueError: damaged, or another run's."""
+        """Check the exported model against its digests. Raises ValueError if it is damaged, or another run's."""
         if (fault := self.export_fault(digests=True)) is not None:
             remedy = "Delete it and run its experiment again, which trains what is missing."
             raise ValueError(f"{self.export} is damaged: {fault}. {remedy}")
 
     @property
     def weights(self) -> str | None:
-        """Digest of the weights that are there, or else of those that the last training ended with; None where none did."""
+        """Digest of the exported weights, or else of those that the last training ended with; None if none has ended."""
         if self.finished:
             return manifest.weights(self.export)
         starts = read_lines(self.provenance_file, self.run_id)[0] if self.provenance_file.is_file() else []
@@ -115,7 +115,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process. A second one waits for one that is just saving to leave, then gets a ValueError."""
+        """Lock the run for this process. A second process waits, in case the first is about to exit, then gets a ValueError."""
         end = time.monotonic() + LOCK_WAIT_S
         with open(self.path / ".lock", "a") as file:
             while True:
@@ -128,18 +128,18 @@ class RunFolder:
             yield
 
     def read_metrics(self) -> list[Row]:
-        """Return a row per step: of a finished run all of them (none of adopted weights), else what is whole so far.
-        ValueError: the run is finished and a line is damaged or a step missing, so that its curve is not known."""
+        """Return a row per step: all steps of a finished run (none for adopted weights), else the undamaged rows so far.
+        ValueError: the run is finished, and a line is damaged or a step is missing."""
         rows, spec = read_lines(self.metrics_file, self.run_id)[0], self.read_spec()
         num_steps = spec.train.num_steps
         if self.finished and spec.weights is None and not _complete(rows, num_steps):
-            lacks = f"does not hold the {num_steps} steps of the run once each ({len(rows)} lines are whole)"
-            remedy = f"bring it back from a copy or, if there is none, delete {self.path} and run its experiment again"
+            lacks = f"does not hold each of the run's {num_steps} steps once ({len(rows)} lines are undamaged)"
+            remedy = f"restore it from a copy or, if there is none, delete {self.path} and run its experiment again"
             raise ValueError(f"{self.metrics_file} {lacks}: {remedy}")
         return rows
 
     def last_row(self) -> Row | None:
-        """Return the newest whole line of metrics.jsonl, for showing progress; reads the end of the file alone."""
+        """Return the newest undamaged row of metrics.jsonl, for showing progress; reads only the end of the file."""
         with suppress(OSError), open(self.metrics_file, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             texts = reversed(file.read().split(b"\n"))
@@ -147,25 +147,25 @@ class RunFolder:
         return None
 
     def truncate(self, step: int) -> bool:
-        """Forget what was logged after `step`, because the run goes on from there. False where earlier steps are missing."""
+        """Drop the rows after `step`, from which the run resumes. Returns False if earlier steps are missing."""
         for path in (path for path in (self.anomalies_file, self.metrics_file) if path.exists()):
             self._write(path, [row for row in read_lines(path, self.run_id)[0] if row["step"] <= step])
         return _complete(read_lines(self.metrics_file, self.run_id)[0], step)
 
     def read_starts(self) -> list[Row]:
-        """Return every start: what results/provenance.py tells, `first_step`, `params`, `epochs`, and `end` with `exit_code`,
-        `tokens`, `wall_s`, `peak_memory_bytes`. The end is None while it runs; of one that was killed, the exit code is.
+        """Return every start: the fields of results/provenance.py, `first_step`, `params`, `epochs`, and `end` with
+        `exit_code`, `tokens`, `wall_s`, `peak_memory_bytes`. `end` is None while it runs; `exit_code` is None if it was killed.
 
-        ValueError: a line is damaged, or there is none though the run is finished."""
+        ValueError: a line is damaged, or there is no line though the run is finished."""
         starts, damaged = read_lines(self.provenance_file, self.run_id)
         if damaged or (not starts and self.finished and self.read_spec().weights is None):
-            has = f"{self.provenance_file} has {damaged} damaged lines and {len(starts)} whole ones"
-            remedy = f"delete the damaged ones (what they told of a start is lost), or delete {self.path}"
+            has = f"{self.provenance_file} has {damaged} damaged lines and {len(starts)} undamaged ones"
+            remedy = f"delete the damaged ones (their records of starts are lost), or delete {self.path}"
             raise ValueError(f"{has}: {remedy} and run its experiment again")
         return starts
 
     def evaluation_fault(self, eval_id: str) -> str | None:
-        """Return what is wrong with an evaluation in evals/, such as that it is of another run or of other weights, or None."""
+        """Return what is wrong with an evaluation in evals/, such as another run or other weights, or None."""
         path = self.evals / f"{eval_id}.parquet"
         if not path.is_file() or not self.spec_file.is_file():
             return f"there is no {path} or no {self.spec_file.name}"
@@ -173,11 +173,11 @@ class RunFolder:
             return fault
         measured, own = read_meta(path).get("weights"), self.weights
         differ = measured is not None and own is not None and measured != own
-        return f"{path} was measured on weights {measured}; those of the run are {own}" if differ else None
+        return f"{path} was measured on weights {measured}; the run's are {own}" if differ else None
 
     def record(self) -> Row:
-        """Return what results keep of a run: its spec, every start, and its training if that has ended (its weights may be
-        gone): the digest of the weights, the dates of its starts, its final loss (None where that is no number)."""
+        """Return what is stored about a run: its spec, every start, and its training if that has ended (even if its weights
+        are gone): the digest of the weights, the dates of its starts, its final loss (None if that is not finite)."""
         spec, last, starts = self.read_spec(), self.last_row(), self.read_starts()
         ended = self.finished or (last is not None and last["tokens"] >= spec.train.train_tokens)
         rows = self.read_metrics() if ended else []
@@ -189,7 +189,7 @@ class RunFolder:
         return {**told, "starts": starts, "trainings": trainings, "final_loss": final_loss}
 
     def begin_start(self, start: Row) -> int:
-        """Add a start (before `truncate`), and end one that was killed. Returns how many damaged lines were dropped."""
+        """Add a start (before `truncate`); end the last if it was killed. Returns the number of dropped damaged lines."""
         starts, damaged = read_lines(self.provenance_file, self.run_id)
         row = self.last_row()
         if starts and starts[-1]["end"] is None and row is not None and row["step"] > starts[-1]["first_step"]:
@@ -200,7 +200,7 @@ class RunFolder:
         return damaged
 
     def end_start(self, start: Row, end: Row) -> None:
-        """Write down how `start`, the one that `begin_start` added last, has ended."""
+        """Record how `start`, the last one that `begin_start` added, has ended."""
         starts = [other for other in read_lines(self.provenance_file, self.run_id)[0] if other != start]
         self._write(self.provenance_file, [*starts, {**start, "end": end}])
 
@@ -209,7 +209,7 @@ class RunFolder:
 
 
 def _spec_of(file: Path, values: dict[str, Any], remedy: str) -> RunSpec:
-    """Return the spec of a file's values. ValueError that names the field that is wrong."""
+    """Build the spec from a file's values. Raises a ValueError that names the wrong field."""
     try:
         return RunSpec.from_json(json.dumps(values))
     except ValidationError as error:

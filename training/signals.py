@@ -1,5 +1,5 @@
-"""Ways in which a training ends before its last step: signals and the wall clock, which the loop honours at the next step, and
-a watchdog for steps that have stopped coming. Exit codes say which."""
+"""Reasons to end a training before its last step: signals and the wall-clock limit, which the loop obeys at the next step, and
+a watchdog for hung steps. Exit codes tell them apart."""
 
 import faulthandler
 import os
@@ -13,12 +13,12 @@ EXIT_FINISHED = 0
 EXIT_ERROR = 2
 EXIT_NOT_MET = 3  # all done, and the numbers are not those that are stored
 EXIT_INTERRUPTED = 130
-EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved, start me again
-EXIT_BROKEN_NODE = 76  # start me again elsewhere
+EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved, to be restarted
+EXIT_BROKEN_NODE = 76  # to be restarted on another node
 
 
 class StopRequest:
-    """Wish to stop, set by SIGINT, SIGTERM, SIGUSR2 or the wall clock. A second SIGINT stops at once, without saving."""
+    """Request to stop, set by SIGINT, SIGTERM, SIGUSR2 or the wall-clock limit. A second SIGINT stops at once, unsaved."""
 
     def __init__(self, max_hours: float | None = None):
         self.exit_code: int | None = None
@@ -36,7 +36,7 @@ class StopRequest:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since this was made, at the start of a training."""
+        """Seconds since the start of the training, when this object was made."""
         return time.monotonic() - self._began
 
     @property

@@ -14,7 +14,7 @@ from models.spec import ModelSpec
 from models.spec_parts import ModelKind, NonNegativeInt, PositiveFloat, PositiveInt, strict
 
 MAX_SEED = 2**63
-"""Seeds lie below: what torch's and numpy's generators take."""
+"""Seeds must be below it: the limit of torch's and numpy's generators."""
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Parallel = Literal["ddp", "fsdp", "hsdp"]
 
@@ -24,8 +24,8 @@ class TrainSpec:
     """Optimisation of one run; every length and interval is in tokens (paper, section 4 and Appendix B).
 
     `precision`: "bf16" is autocast with fp32 master weights. `grad_reduce`: dtype in which gradients are summed over
-    processes (the released setup reduced in bf16). `piece_len`: what is read of a text in one piece, and cut into sequences, so
-    that shorter ones can be trained on the same text in every step as longer ones; None: a sequence."""
+    processes (the released setup reduced in bf16). `piece_len`: tokens that are read of a text in one piece, then
+    cut into sequences, so that runs with short and long sequences see the same text in every step; None: one sequence."""
 
     seq_len: PositiveInt
     batch_tokens: PositiveInt
@@ -66,7 +66,7 @@ class TrainSpec:
 
 @strict
 class RunSpec:
-    """One training run. `name` and `scale` are for people; the identity is what changes the result.
+    """One training run. `name` and `scale` are labels; the identity is what changes the result.
 
     `weights`: digest of weights that were trained elsewhere and adopted (`python -m experiments adopt`); None: trained here."""
 
@@ -87,9 +87,8 @@ class RunSpec:
 
     @property
     def run_id(self) -> str:
-        """Return the first 10 hex digits of the SHA-256 of everything that changes the result, fields at their default left
-        out: a switch that is added later renames no run. So a default is for ever, and a scale states in full what it decides.
-        """
+        """Return the first 10 hex digits of the SHA-256 of everything that changes the result. Fields at their default are left
+        out, so that a field added later renames no run. So defaults never change, and a scale states all its values."""
         identity = {
             "format": 2,
             "model": {"kind": self.model.kind, **_changed(self.model)},
@@ -116,37 +115,37 @@ class RunSpec:
 
 @strict
 class Execution:
-    """Ways to carry a run out. Nothing here changes its result beyond rounding, so none of it is part of its identity."""
+    """Ways to execute a run. Apart from skipped steps, none changes its result beyond rounding; none is in its identity."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one; of experiments never for the scales in fp32 (tiny), which are for CPUs."""
+    """auto: a GPU if there is one, but `experiments` uses CPUs for the scales in fp32 (tiny)."""
     micro_batch_tokens: PositiveInt | None = None
-    """Tokens per forward pass and process: more is faster and takes memory; default: a whole step, or what the scale says.
-    Each size has bits of its own, as products of matrices add up inside."""
+    """Tokens per forward pass and process: more is faster and takes memory; default: a whole step, or the scale's value.
+    Sizes differ in rounding, as matrix products add up over tokens."""
     parallel: Parallel = "ddp"
-    """With several processes: replicate the model, or shard parameters, gradients and optimiser state, over all (fsdp) or
-    within each node (hsdp)."""
+    """With several processes: replicate the model (ddp), or shard parameters, gradients and optimiser state over all
+    processes (fsdp) or within each node (hsdp)."""
     compile: bool = False
     """torch.compile the layers (CUDA)."""
     deterministic: bool = True
-    """Equal bits from run to run on a GPU: no tuning by timing, and what cannot repeat is refused. Also on 2, 4, 8, ...
-    processes (ddp, fp32 sums) with micro-batches of one size; with other numbers, fsdp or hsdp bits are others."""
+    """Bitwise equal results from run to run on a GPU: no autotuning, and operations that cannot repeat raise an error. 2, 4,
+    8, ... processes (ddp, fp32 sums, equal micro-batches) repeat them, too; other numbers, fsdp and hsdp do not."""
     activation_checkpointing: bool = False
-    """Recompute attention and MLP halves in the backward pass, for GPUs below 48 GiB at 760M."""
+    """Recompute each block's attention and MLP in the backward pass, for GPUs below 48 GiB at 760M."""
     checkpoint_minutes: NonNegativeFloat = 10.0
     """Minutes of wall clock between checkpoints; 0 saves after every step."""
     keep_checkpoints: PositiveInt = 2
-    """Newest whole checkpoints to keep."""
+    """Number of newest checkpoints to keep."""
     async_checkpoint: bool = False
     """Write checkpoints in the background."""
     max_hours: PositiveFloat | None = None
-    """Save and exit with the 'requeue me' code after this many hours; `run` then starts nothing more and exits with it, too."""
+    """Save and exit with code 75 (to be restarted) after this many hours; `run` then starts no other task and exits with 75."""
     hang_minutes: Annotated[float, Field(gt=0, le=1e6)] = 20.0
-    """Exit with the 'requeue me' code when no step finishes for this long; launchers then start the training again."""
+    """Exit with code 75 (to be restarted) when no step finishes for this long; launchers then restart the run."""
     on_bad_step: Literal["stop", "skip"] = "stop"
-    """A step whose loss or gradient norm is not finite (or a spike) is never applied; stop then, or go on without it."""
+    """A step with a non-finite loss or gradient norm (or a spike) is never applied: stop the run, or skip the step."""
     spike_factor: Annotated[float, Field(gt=1)] | None = None
-    """Take a gradient norm above this multiple of its running mean for a bad step, too."""
+    """Also count a gradient norm above this multiple of its running mean as a bad step; None disables the check."""
 
 
 def fitted(
@@ -159,9 +158,9 @@ def fitted(
     compile: bool,
     processes: int = 1,
 ) -> Execution:
-    """Return `execution` with what it leaves open as a scale has it: the micro-batches, no larger than a step, and compiled
-    layers on CUDA where the model's gain by it; and not deterministic where its kernels cannot be. `model`: None for one of
-    others."""
+    """Return `execution` with the scale's settings where it has none: micro-batches, no larger than a step, and on CUDA
+    compiled layers if the model gains by them. Not deterministic if the model's kernels cannot be. `model`: None for other
+    people's models."""
     if execution.micro_batch_tokens is None and micro_batch_tokens is not None:
         share = max(train.batch_tokens // processes, train.seq_len)
         execution = replace(execution, micro_batch_tokens=min(max(micro_batch_tokens, train.seq_len), share))
@@ -173,7 +172,7 @@ def fitted(
 
 
 def check_device(spec: RunSpec, device: str) -> None:
-    """Raise ValueError where the run cannot be computed on `device` (cpu, cuda)."""
+    """Raise ValueError if the run cannot be computed on `device` (cpu, cuda)."""
     if device.startswith("cuda") and spec.train.precision == "fp32" and spec.model.fp32_refused:
         refused = f"{spec.name} at {spec.scale} is trained in fp32, which {spec.model.fp32_refused} on a GPU"
         remedy = "use --device cpu (with `python -m slurm run` a cluster file without gpus_per_node and gpus)"
@@ -181,14 +180,14 @@ def check_device(spec: RunSpec, device: str) -> None:
 
 
 def check_capability(spec: RunSpec, capability: tuple[int, int]) -> None:
-    """Raise ValueError where the gradients of fla's kernels are known to be wrong on a GPU of this compute capability."""
+    """Raise ValueError if the gradients of fla's kernels are known to be wrong on a GPU of this compute capability."""
     if capability[0] == 9 and spec.model.kind in ("gated_delta_net", "fox_hybrid") and spec.model.head_dim < 64:
         reason = f"with keys of {spec.model.head_dim} channels fla's gated delta rule reads beyond its arrays on Hopper GPUs"
         raise ValueError(f"{spec.name} at {spec.scale} is not trained here: {reason}. Use heads of 64, or --device cpu")
 
 
 def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:
-    """Return the sequences per forward pass. Raises ValueError where the batch does not divide evenly."""
+    """Return the sequences per forward pass. Raises ValueError if the batch does not divide evenly."""
     size = spec.batch_size
     if size % world_size:
         reason = f"a step has {size} sequences, which do not divide among {world_size} processes"

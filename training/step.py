@@ -1,4 +1,4 @@
-"""One optimisation step: accumulate gradients over micro-batches, clip, judge, apply. And what trainings build round it."""
+"""One optimisation step: gradient accumulation, clipping, the check for bad steps, the update; and the set-up around it."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -24,16 +24,17 @@ Batch = tuple[Tensor, Tensor]
 APPLIED, NOT_FINITE, SPIKE = 0, 1, 2
 KINDS = {NOT_FINITE: "not finite", SPIKE: "spike"}
 WARM_STEPS = 100
-"""Steps over which the running mean of the gradient norm is formed before a spike can be told from the start."""
+"""Applied steps that the running mean of the gradient norm needs before spikes are detected; then its time constant."""
 MEASUREMENTS = 64
-"""Measurements that a training makes of what its model asks for."""
+"""Approximate number of times that a training measures what its model's spec names."""
 
 
 class Guard:
-    """Judge of each step by its loss and gradient norm, with a running mean of the norms of applied steps: steps that are not
-    finite, or a spike, must not be applied. Decided on the device, so that nothing waits for the host.
+    """Decides whether each step is applied: a step with a non-finite loss or gradient norm, or with a gradient spike, is
+    skipped. Decides on the device, so that nothing waits for the host.
 
-    `spike_factor`: a gradient norm above this multiple of the mean is a spike; None takes none for one."""
+    `spike_factor`: a gradient norm above this multiple of the running mean, over applied steps, counts as a spike; None
+    disables the check."""
 
     def __init__(self, spike_factor: float | None, world: World):
         self._factor = spike_factor
@@ -58,8 +59,8 @@ class Guard:
 
 @dataclass
 class Stepper:
-    """Holds what a step needs and runs it. `token_loss(inputs, targets)` returns per-token losses (batch, seq_len);
-    negative targets carry none, and every process has as many of the others. `ordered`: gradients are added in the tree."""
+    """Runs steps. `token_loss(inputs, targets)` returns per-token losses (batch, seq_len). Negative targets are masked, and
+    every process must have equally many others. `ordered`: gradients are added in the order of training/tree.py."""
 
     token_loss: nn.Module
     optimizer: torch.optim.AdamW
@@ -73,7 +74,7 @@ class Stepper:
         self._parameters = [p for p in self.token_loss.parameters() if p.requires_grad]
 
     def run(self, inputs_BT: Tensor, targets_BT: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor]:
-        """One step on this process's rows. Returns (loss over all processes, gradient norm, Guard's verdict) on the device."""
+        """Run a step on this process's rows. Return (loss over all processes, gradient norm, Guard's verdict) on the device."""
         loss = self._backward(inputs_BT, targets_BT)
         loss = tree_sum(self.world.gather(loss)) / self.world.size
         grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.spec.grad_clip, foreach=True)
@@ -108,18 +109,18 @@ class Stepper:
 
 
 def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world: World) -> Stepper:
-    """Return the step of a training of `model` (also of Table 6's throughput): moved to its device, compiled, spread and
-    optimised as the run has it. Raises ValueError where the micro-batches do not divide the step."""
+    """Set `model` up for training (also for Table 6's throughput): move it to its device, compile and distribute it, build
+    its optimiser. Raises ValueError if the micro-batches do not divide the step."""
     micro_batch = micro_batch_size(spec, world.size, execution.micro_batch_tokens)
     if execution.deterministic:
         repeat_bits(execution.compile)
-    look(world)  # starts cuBLAS, so after repeat_bits; before the model is there
+    look(world)  # starts cuBLAS, so after repeat_bits; before the model takes memory
     if execution.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     model.to(world.device).train()
     token_loss = TokenLoss(model)
     layers: list[nn.Module] = []  # residual blocks, the units of sharding and of compilation
-    if execution.compile or world.size > 1:  # those of a model of others may have another name
+    if execution.compile or world.size > 1:  # other people's models may name them differently
         layers = list(model.base_model.get_submodule("layers").children())  # type: ignore[union-attr]
     if execution.compile:
         for layer in layers:
@@ -132,9 +133,9 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
 
 
 class Meter:
-    """Measure what the model's spec names (`measured`) on the first sequence of a step, a mean over layers.
+    """Measures what the model's spec names in `measured` on the first sequence of a step, averaged over layers.
 
-    Costs a forward pass of that sequence, and nothing for models that name nothing."""
+    This costs a forward pass of that sequence; nothing if `measured` is empty."""
 
     def __init__(self, model: CausalLM, stepper: Stepper, compiled: bool):
         self.names = model.config.to_spec().measured
@@ -142,10 +143,10 @@ class Meter:
         self._every = max(1, stepper.spec.num_steps // MEASUREMENTS)
 
     def values(self, step: int, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return a value per name, on the device, NaN between measurements. Every process must ask: sharded weights gather."""
+        """Return a value per name, on the device, NaN between measurements. Every process must call it (sharded weights)."""
         if not self.names or step % self._every:
             return torch.full((len(self.names),), torch.nan, device=inputs_BT.device)
-        # A compiled layer does not look at hooks.
+        # Compiled layers ignore hooks.
         eager = torch.compiler.set_stance("force_eager") if self._compiled else nullcontext()  # type: ignore[attr-defined]
         with torch.no_grad(), self._stepper.autocast(), self._backbone.measuring() as found, eager:
             self._stepper.token_loss(inputs_BT[:1], targets_BT[:1])
@@ -156,7 +157,7 @@ class Meter:
 def batches_on(
     device: torch.device, load: Callable[[int], Batch], steps: Iterable[int]
 ) -> Iterator[Iterator[tuple[int, Tensor, Tensor]]]:
-    """Yield (step, inputs, targets) on the device for each of `steps`, read ahead by a thread that ends with this context."""
+    """Yield (step, inputs, targets) on the device for each of `steps`, prefetched by a thread that ends with this context."""
 
     def read(step: int) -> Batch:
         inputs, targets = load(step)
@@ -171,8 +172,8 @@ def batches_on(
 def repeated_step(
     model: nn.Module, ids_BT: Tensor, spec: TrainSpec, execution: Execution, world: World
 ) -> Iterator[Callable[[], None]]:
-    """Yield a training's step on the same ids (on the host) each time it is called, for timings. The learning rate is 0, so
-    that the optimiser does all its work and changes nothing."""
+    """Yield a function that trains one step on the same ids (on the host) at each call, for timings. The learning rate is 0,
+    so that the optimiser does all its work and changes nothing."""
     stepper, batch = build_stepper(model, spec, execution, world), (ids_BT, ids_BT.roll(-1, 1))
     with batches_on(world.device, lambda step: batch, itertools.count()) as batches:
 

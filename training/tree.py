@@ -1,5 +1,5 @@
-"""Sums over a step's micro-batches whose bits do not depend on the number of processes: in a binary tree, halves while their
-number is even, what is then left in its order. Each of 2, 4, 8 ... processes has a contiguous part, so a subtree."""
+"""Sums over a step's micro-batches whose bits do not depend on the number of processes: a binary tree halves them while their
+number is even, and the rest is added in sequence. Each of 2, 4, 8 ... processes has a contiguous part, so a subtree."""
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 
 def tree_sum(values: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape in the order of the tree; of two and three as they come."""
+    """Return the sum of tensors of one shape, added in the order of the tree."""
     half, odd = divmod(len(values), 2)
     return reduce(torch.add, values) if odd else tree_sum(values[:half]) + tree_sum(values[half:])
 
 
 def in_tree(parameters: Sequence[nn.Parameter], parts: int) -> Iterator[int]:
-    """Yield 0 to parts - 1, with a backward pass after each, and have their gradients added as `tree_sum` adds. A parameter's
-    are added as soon as they are there, before DDP sends them, and log2(parts) - 1 of them are held at most beside `.grad`."""
-    powers = parts & -parts  # of two, the largest that divides
-    block = min(parts, max(parts // powers, 2))  # parts whose order is that in which .grad adds them
+    """Yield 0 to parts - 1, for a backward pass after each, and add their gradients in the order of `tree_sum`. Each gradient
+    is added as soon as it is there, before DDP sends it; at most log2(parts) - 1 per parameter are held beside `.grad`."""
+    powers = parts & -parts  # the largest power of two that divides `parts`
+    block = min(parts, max(parts // powers, 2))  # parts that .grad adds up in sequence, as the tree does
     held: dict[nn.Parameter, list[Tensor]] = {parameter: [] for parameter in parameters}
     part = 0
 
@@ -41,6 +41,6 @@ def in_tree(parameters: Sequence[nn.Parameter], parts: int) -> Iterator[int]:
         for hook in hooks:
             hook.remove()
     assert not any(held.values()), "a parameter had a gradient from some micro-batches only"
-    for parameter in parameters:  # in DDP's buckets they can lie where a GPU's norm adds up in another order
+    for parameter in parameters:  # a GPU's norm adds in another order if they are misaligned (DDP's buckets)
         if parameter.grad is not None and parameter.grad.data_ptr() % 16:
             parameter.grad = parameter.grad.clone()

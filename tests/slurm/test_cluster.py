@@ -236,7 +236,7 @@ def test_a_node_without_its_gpus_is_left_and_named(local, suite, tmp_path, built
     state = graph.states()[training]
     graph.cancel_rest()
     if built:
-        said = r"this node failed: no GPU, of those that the job asked for; not on n\d again"
+        said = r"this node failed: no GPU, though the job asked for some; not on n\d again"
         assert re.fullmatch(said, state.restarted) and state.state != "failed", state
     else:
         said = r"error: --device cuda: torch .* of .*python.* is built without CUDA; use --device cpu, or .*"

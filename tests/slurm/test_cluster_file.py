@@ -81,8 +81,8 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"gpu_tflops": None}, "gpus_per_node needs gpu_tflops"),
         ({"train": "{gpus = 12}"}, "train.gpus 12 is not a multiple of gpus_per_node 8"),
         ({"evaluate": "{gpus = 16}"}, "evaluate.gpus 16 is above gpus_per_node 8"),
-        ({"train": "{tasks = 2}"}, "say train.gpus"),
-        ({"train": "{tasks = 1, nodes = 2}"}, "say train.gpus"),
+        ({"train": "{tasks = 2}"}, "set train.gpus"),
+        ({"train": "{tasks = 1, nodes = 2}"}, "set train.gpus"),
         ({"partition": "2026-01-01", "time_limit_hours": "2026-01-01"}, "time_limit_hours: Input should be a valid number"),
         ({"time_limit_hours": "0.08333333333333333"}, "time_limit_hours 0.0833333 of prepare is no longer than"),
         ({"gpus_per_node": "0", "train": "{gpus = 2}"}, "train.gpus 2 on a cluster with gpus_per_node 0"),
@@ -92,18 +92,18 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"mfu": "1.5"}, "mfu: Input should be less than or equal to 1 (given: 1.5)"),
         ({"gpu_option": '"gpus"'}, "gpu_option: Input should be 'gpus-per-node' or 'gres'"),
         ({"environment": '{ A = 1 }'}, "environment.A: Input should be a valid string (given: 1)"),
-        ({"sbatch": '{ array = "3" }'}, "sbatch: array is what holds the graph together"),
-        ({"sbatch": '{ open_mode = "append" }'}, "sbatch: open-mode is what holds the graph together"),
-        ({"train": '{ srun = { ntasks_per_node = 2 } }'}, "train.srun: ntasks-per-node is what holds the graph together"),
+        ({"sbatch": '{ array = "3" }'}, "sbatch: array is used by the job graph"),
+        ({"sbatch": '{ open_mode = "append" }'}, "sbatch: open-mode is used by the job graph"),
+        ({"train": '{ srun = { ntasks_per_node = 2 } }'}, "train.srun: ntasks-per-node is used by the job graph"),
         ({"sbatch": '{ clusters = "two" }'}, "export SLURM_CLUSTERS=NAME in your shell instead"),
-        ({"train": '{ srun = { clusters = "two" } }'}, "train.srun: clusters is for every command"),
-        ({"train": '{ sbatch = { p = "x" } }'}, "train.sbatch: 'p' is no long option"),
-        ({"sbatch": '{ "qos=high" = "x" }'}, "sbatch: 'qos=high' is no long option"),
+        ({"train": '{ srun = { clusters = "two" } }'}, "train.srun: clusters must hold for all"),
+        ({"train": '{ sbatch = { p = "x" } }'}, "train.sbatch: 'p' is not a long option"),
+        ({"sbatch": '{ "qos=high" = "x" }'}, "sbatch: 'qos=high' is not a long option"),
         ({"sbatch": '{comment = "a"}', "draw": '{sbatch = {job-name = "b"}}'}, "both comment and job-name"),
         ({"scratch": '"$NOWHERE/fox"'}, "scratch: $NOWHERE/fox names a variable that is not set in this shell"),
         ({"setup": '"module load cuda"'}, "setup: Input should be a valid array"),
-        ({"setup": '["module load x; (", "true"]'}, "setup: 'module load x; (' is no whole command: /bin/bash: "),
-        ({"setup": '["true", "if true"]'}, "setup: 'if true' is no whole command: /bin/bash: "),
+        ({"setup": '["module load x; (", "true"]'}, "setup: 'module load x; (' is no complete command: /bin/bash: "),
+        ({"setup": '["true", "if true"]'}, "setup: 'if true' is no complete command: /bin/bash: "),
         ({"partition": "gpu"}, "is not TOML"),
         ({"partition": "[" * 10_000}, "is not TOML"),
         ({"time_limit_hours": "inf"}, "time_limit_hours: Input should be a finite number"),
@@ -149,7 +149,7 @@ def test_a_kind_asks_for_no_more_than_the_cluster_gives():
 ])  # fmt: skip
 def test_options_that_hold_the_graph_together_cannot_be_set(name, tmp_path):
     for table in ("sbatch", "srun"):
-        with pytest.raises(ValueError, match=f"{name} is what holds the graph together and cannot be set"):
+        with pytest.raises(ValueError, match=f"{name} is used by the job graph and cannot be set"):
             read_cluster(write(tmp_path, **{table: f"{{ {name} = true }}"}))
 
 

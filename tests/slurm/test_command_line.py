@@ -88,7 +88,7 @@ def test_watch_shows_what_failed_where_there_is_no_room_for_all(site, capsys, mo
     monkeypatch.setattr(commands.time, "sleep", interrupt)
     code, told = site.call(capsys, "watch")
     assert code == 130 and told.startswith("1 failed, 1 running\n") and told.index("\nfig2 ") < told.index("\nfox-1 ")
-    assert told.endswith("the jobs go on; `python -m slurm cancel` ends them\n") and "interrupted" not in told
+    assert told.endswith("the jobs keep running; `python -m slurm cancel` cancels them\n") and "interrupted" not in told
 
 
 def test_names_are_whole_in_a_narrow_terminal(tmp_path):
@@ -173,7 +173,7 @@ def test_what_was_submitted_is_asked_for_again_with_its_settings_or_others(site,
     monkeypatch.setattr(submit, "planned", lambda request, cluster: (request, cluster))
     monkeypatch.setattr(submit, "submit", send)
     code, told = site.call(capsys, "resubmit")
-    assert code == 75 and "settings of the cluster file as it was then; --cluster FILE" in told
+    assert code == 75 and "with the cluster settings of the earlier submission; --cluster FILE" in told
     assert sent == [("tiny", 2.0, 2.0, (), "tiny"), ("mini", 3.0, 3.0, (), "mini")]
     sent.clear()
     (tmp_path / "new.toml").write_text("time_limit_hours = 9\n")
@@ -204,7 +204,7 @@ def test_a_run_is_submitted_or_rehearsed_with_whole_paths(monkeypatch, tmp_path,
     )
 
 
-ELSEWHERE = "where it is not started again\n"
+ELSEWHERE = "which its next starts avoid\n"
 
 
 @pytest.mark.parametrize(("code", "made", "state", "node", "complaint", "taken", "said"), [
@@ -216,7 +216,7 @@ ELSEWHERE = "where it is not started again\n"
     (124, False, "TIMEOUT", "n1", None, True, "exit code 124: again, did not leave in time\n"),
     (137, False, "PREEMPTED", "n1", None, True, "exit code 137: again, killed by SIGKILL\n"),
     (137, False, "UNKNOWN", "n1", None, True, "exit code 137: ended, SLURM says unknown\n"),
-    (1, False, "RUNNING", "n1", "no", True, "exit code 1: again, exit code 1\nerror: not started again: no\n"),
+    (1, False, "RUNNING", "n1", "no", True, "exit code 1: again, exit code 1\nerror: not requeued: no\n"),
     (2, False, "RUNNING", "n1", None, True, "exit code 2: failed, no log was written\n"),
 ])  # fmt: skip
 def test_the_end_of_a_job(tmp_path, monkeypatch, capfd, code, made, state, node, complaint, taken, said):
@@ -320,7 +320,7 @@ def test_a_python_without_the_packages_is_a_mistake_and_named(tmp_path, monkeypa
     monkeypatch.setattr("sys.argv", ["launcher", "record", "0"])
     with pytest.raises(SystemExit) as left:
         launcher.main()
-    remedy = "name the right one by `python` or `setup` of the cluster file"
+    remedy = "select the right python by `python` or `setup` in the cluster file"
     said = capfd.readouterr().err
     assert left.value.code == 2 and said.endswith(f"error: {sys.executable} has no module named 'no_such_package': {remedy}\n")
     assert 'its.py", line 1' in said
@@ -378,7 +378,9 @@ def test_a_callable_that_has_had_its_hours_is_not_started_again(tmp_path, monkey
     task = callables.Submittable("train:a", "training", ("x", "--max-hours", "0.5"), (), (), tmp_path, tmp_path, "cpu")
     codes = [1, 75, 0]
     monkeypatch.setattr(callables.Submittable, "_run", lambda self: codes.pop(0))
-    with pytest.raises(RuntimeError, match=r"^train a: saved, to go on: it has had its --max-hours; submitted again it goes"):
+    with pytest.raises(
+        RuntimeError, match=r"^train a: saved, to go on: its --max-hours are used up; submit it again to resume"
+    ):
         task()
     assert codes == [0] and not restarts.has_ended(task.journal, restarts.read(task.journal)[-1]["job"])
     assert task() == "train a"

@@ -100,7 +100,7 @@ def test_a_graph_on_a_site_with_limits_preemption_and_no_arrays(local, site):
     assert refused.returncode == 2 and "account" in refused.stderr.lower(), refused.stderr
     graph = site.graph("right", cluster=settings)
     first = graph.submit()
-    assert first.returncode == 75 and "3 jobs were not taken" in first.stdout, first.stdout + first.stderr
+    assert first.returncode == 75 and "3 jobs were not accepted" in first.stdout, first.stdout + first.stderr
     graph.hold(20, FOX)
     urgent = site.slurm.call("sbatch", "--partition=urgent", "--account=lab", "--exclusive", "--nodes=3", "--wrap=sleep 20")
     assert urgent.returncode == 0, urgent.stderr

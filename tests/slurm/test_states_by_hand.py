@@ -25,13 +25,13 @@ def in_queue(state: str, reason: str = "None") -> QueuedJob:
     ("REQUEUED", "BeginTime", 1, ("requeued", "BeginTime", "")), ("PENDING", "Dependency", 0, ("waiting", "", "")),
     ("PENDING", "Dependency", 1, ("requeued", "", "")),
     ("PENDING", "DependencyNeverSatisfied", 0, ("waiting", "DependencyNeverSatisfied",
-                                                "what it waits for has failed: `scancel 5_1`, then resubmit")),
-    *(("PENDING", reason, 0, ("pending", reason, f"asks for what SLURM does not give ({reason}): `python -m slurm cancel`, "
-                                                 "mend the cluster file, then `run`"))
+                                                "a job that it needs has failed: `scancel 5_1`, then resubmit")),
+    *(("PENDING", reason, 0, ("pending", reason, f"asks for what SLURM never grants ({reason}): `python -m slurm cancel`, "
+                                                 "fix the cluster file, then `run`"))
       for reason in ("PartitionTimeLimit", "PartitionConfig", "InvalidAccount", "QOSMaxWallDurationPerJobLimit")),
     ("PENDING", "QOSMaxJobsPerUserLimit", 0, ("pending", "QOSMaxJobsPerUserLimit", "")),  # others' end is enough
     ("PENDING", "job requeued in held state", 0, ("held", "", "held by SLURM (job requeued in held state): `scontrol release "
-                                                              "5_1` lets it go on, or cancel it")),
+                                                              "5_1` releases it, or cancel it")),
 ])  # fmt: skip
 def test_states_of_a_job_in_the_queue(state, reason, starts, found):
     assert status._queued_state(in_queue(state, reason), starts) == found

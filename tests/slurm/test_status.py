@@ -113,7 +113,7 @@ def test_what_needs_a_failed_task_names_it_and_drawings_do_not(tmp_path):
     note(one, DRAW, "end", "7", code=0, action="done", reason="")
     found = states(one)
     assert found["train"] == ("failed", "error: no such corpus") and found["draw"] == (
-        "done", "without fox-1, whose evaluation is not there",
+        "done", "without fox-1, whose evaluation is missing",
     )  # fmt: skip
     assert found["evaluate"] == ("cancelled", "needs train fox-1, which failed: error: no such corpus")
 
@@ -146,7 +146,7 @@ def test_a_preempted_job_that_could_not_save_is_said_to_go_on_by_resubmitting(tm
     found = states(submission(tmp_path), jobs=queued("5", "PREEMPTED"))["train"]
     assert found == (
         "failed",
-        f"SLURM says: preempted; `python -m slurm resubmit` goes on: its node cannot write {tmp_path}/train-5.log",
+        f"SLURM says: preempted; `python -m slurm resubmit` resumes it: its node cannot write {tmp_path}/train-5.log",
     )
 
 
@@ -156,7 +156,7 @@ def test_an_evaluation_that_had_too_little_is_said_to_get_more(tmp_path, state, 
     note(one, EVALUATE, "start", "6", mark="step-0")
     said = states(one, jobs=queued("6", state))["evaluate"]
     words = state.lower().replace("_", " ")
-    assert said == ("failed", f"SLURM says: {words}; `python -m slurm resubmit` asks for half more {more}")
+    assert said == ("failed", f"SLURM says: {words}; `python -m slurm resubmit` asks for 1.5 times the {more}")
 
 
 def test_later_submissions_replace_what_they_make_again(tmp_path):
@@ -249,7 +249,7 @@ def test_a_job_whose_answer_came_too_late_is_shown_and_cancelled(tmp_path, monke
     monkeypatch.setenv("PATH", f"{fake.folder}:/usr/bin:/bin")
     where = ["--runs-dir", str(tmp_path / "runs")]
     main(["status", *where])
-    assert "SLURM also has 55, of which sbatch had told too late" in capsys.readouterr().out
+    assert "SLURM also has 55: duplicates, as sbatch answered too late" in capsys.readouterr().out
     assert main(["cancel", "fox", *where]) == 0
     assert {job.state for job in fake.jobs} == {"CANCELLED"}
 

@@ -104,7 +104,7 @@ def test_a_limit_is_filled_in_pieces_and_the_same_command_goes_on(tmp_path, make
     cluster, plan = cluster_of(tmp_path, submit_minutes=0.001, max_concurrent=4), plan_of(tmp_path)
     keys = wanted(plan, cluster)
     code, told = submitted(plan, cluster)
-    assert code == 75 and "5 jobs were not taken" in told and "AssocMaxSubmitJobLimit" in told
+    assert code == 75 and "5 jobs were not accepted" in told and "AssocMaxSubmitJobLimit" in told
     trainings, evaluations = fake.jobs[:7], fake.jobs[7:]
     assert len(evaluations) == 3 and all(job.dependency.startswith(("aftercorr:101", "afterok:101_")) for job in evaluations)
     assert fake.read().calls < 12
@@ -270,7 +270,7 @@ def test_what_is_refused_for_good_leaves_nothing_queued(tmp_path, make_slurm):
     plan = plan_of(tmp_path)
     with pytest.raises(ValueError, match=r"refused the job 'draw': .*Invalid partition.*cancelled again: 14\.") as refused:
         submitted(plan, cluster)
-    assert "It asks for partition nowhere, sbatch {'mail-type': 'END'}, hours 1.0; mend that" in str(refused.value)
+    assert "It asks for partition nowhere, sbatch {'mail-type': 'END'}, hours 1.0; fix that" in str(refused.value)
     assert {job.state for job in fake.jobs} == {"CANCELLED"}
     # A job of it that appears only now, because the controller was slow, is cancelled by the next submission.
     state = fake.read()

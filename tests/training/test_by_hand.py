@@ -282,7 +282,7 @@ def test_a_corpus_is_opened_with_its_tokeniser(monkeypatch, tokenizer, fingerpri
 
 
 @pytest.mark.parametrize(("source", "corpus", "tokenizer", "refused"), [
-    ("packages", "c", "gpt2-json:f", "--tokenizer gpt2-json:f: only LongCrawl64 comes without its own, and n is"),
+    ("packages", "c", "gpt2-json:f", "--tokenizer gpt2-json:f: only LongCrawl64 comes without a tokeniser, and n is"),
     ("recall", None, "bytes", "--tokenizer bytes: only LongCrawl64"), ("longcrawl64", "c", "gpt2-json:f", None),
     ("recall", "c", None, "--corpus-dir c: n makes its own sequences"), ("packages", "c", None, None),
     ("recall", None, None, None),
@@ -386,7 +386,7 @@ def test_a_sealed_folder_is_whole_in_all_its_files(tmp_path):
     files = {"a": "one", "deep/b": "two"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert "is missing, cut off" in manifest.fault(tmp_path, digests=False)
+    assert "is missing, truncated" in manifest.fault(tmp_path, digests=False)
     manifest.seal(tmp_path, run_id="r")
     (tmp_path / "beside").touch()
     for facts, told in (({}, None), ({"run_id": "r"}, None), ({"run_id": "r", "step": 3}, None),

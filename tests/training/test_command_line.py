@@ -40,7 +40,7 @@ def test_the_help_says_what_a_run_folder_holds(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "whose spec.json `python -m experiments run` has written" in said and "settings of your own are a line" in said
+    assert "with the spec.json that `python -m experiments run` wrote" in said and "for your own settings, add a line" in said
 
 
 def test_letters_that_the_locale_lacks(capfd):
@@ -48,9 +48,7 @@ def test_letters_that_the_locale_lacks(capfd):
     with pytest.raises(SystemExit) as stop:
         main(["/data/\udcc3\udca9"])
     assert stop.value.code == 2
-    assert capfd.readouterr().err.startswith(
-        "error: '/data/\\udcc3\\udca9': this shell's locale lacks such letters; set LC_ALL="
-    )
+    assert capfd.readouterr().err.startswith("error: '/data/\\udcc3\\udca9': this shell's locale cannot decode it; set LC_ALL=")
 
 
 def test_wrong_folders(capfd, tmp_path, make_run):
@@ -81,5 +79,5 @@ runpy.run_module(sys.argv[1], run_name="__main__")
 @pytest.mark.parametrize("module", ["experiments", "eval", "slurm", "training"])
 def test_an_interruption_of_imports_is_one_line(module):
     told = subprocess.run([sys.executable, "-c", INTERRUPTED, module], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert told.stderr == "interrupted; what is finished is kept, the same command goes on from there\n"
+    assert told.stderr == "interrupted; finished work is kept, and the same command resumes from there\n"
     assert told.returncode == -signal.SIGINT  # 130 in a shell

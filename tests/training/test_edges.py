@@ -42,7 +42,7 @@ def test_words_are_taken_out_of_boxes(form, text, told):
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["--max-hours", "0"], 2, "error: max_hours Input should be greater than 0 (given: 0.0); see prog --help\n"),
     (["--help"], 0, ""), (["--devise"], 2, "error: Unrecognized options: --devise; see prog --help\n"),
-    (["\udcff"], 2, "error: '\\udcff': this shell's locale lacks such letters; set LC_ALL=C.UTF-8\n"),
+    (["\udcff"], 2, "error: '\\udcff': this shell's locale cannot decode it; set LC_ALL=C.UTF-8\n"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line_and_help_is_none(capsys, words, code, said):
     with pytest.raises(SystemExit) as end:
@@ -102,7 +102,7 @@ def test_a_whole_start_is_written_and_shown(make_run, monkeypatch, capsys):
     assert start == {"device": journal.device_label(CPU), "world_size": 1, "date": "d", "first_step": 0, "epochs": 1.0,
                      "params": run.read_spec().model.num_params, "deterministic": True, "parallel": "hsdp",
                      "micro_batch_tokens": 128, "end": None}  # fmt: skip
-    assert "a line was damaged; what it told of an earlier start is lost" in capsys.readouterr().err
+    assert "a damaged line was dropped; its record of an earlier start is lost" in capsys.readouterr().err
     journal.Journal(run, run.read_spec(), how, World(1, 2, CPU), None, True).say("from another process")
     assert capsys.readouterr().err == ""
 
@@ -181,7 +181,7 @@ def test_a_damaged_export_takes_the_place_of_an_older_one(make_run, capsys, ther
         (path / name).touch()
     assert export.already_exported(run, run.read_spec(), ALONE) is False and not run.export.exists()
     assert {path.name for path in (run.path / export.ASIDE).glob("*")} == left
-    assert ("It is now export.damaged" in capsys.readouterr().err) is there
+    assert ("It was renamed to export.damaged" in capsys.readouterr().err) is there
 
 
 @pytest.mark.parametrize(("weights", "words"), [("w", "These weights were trained elsewhere: adopt them again"), (None, None)])
@@ -202,7 +202,7 @@ def test_folders_that_lack_a_file(make_run, monkeypatch):
         folder.mkdir()
         (folder / name).touch()
     monkeypatch.setattr(RunFolder, "finished", True)
-    with pytest.raises(ValueError, match=r"provenance.jsonl has 0 damaged lines and 0 whole ones"):
+    with pytest.raises(ValueError, match=r"provenance.jsonl has 0 damaged lines and 0 undamaged ones"):
         run.read_starts()
     run.spec_file.unlink()
     elsewhere = RunFolder(run.path)

@@ -259,7 +259,7 @@ def test_damaged_checkpoint_is_named_and_passed_over(make_run, start, undisturbe
     outcome = start(run)
     assert outcome.exit_code() == EXIT_FINISHED
     assert f"{newest} is damaged" in outcome.output
-    assert f"going on from step {int(newest.name[5:]) - 1}" in outcome.output
+    assert f"resuming from step {int(newest.name[5:]) - 1}" in outcome.output
     assert_same_run(undisturbed(30), run)
 
 
@@ -349,7 +349,7 @@ def test_not_finite_can_be_skipped(make_run, start, corpus):
     outcome = start(run, before=partial(scale_loss, 5, float("inf")), checkpoint_minutes=0)
     assert outcome.exit_code() == 1 and "`--on-bad-step skip`" in outcome.output
     outcome = start(run, before=partial(scale_loss, 1, float("inf")), on_bad_step="skip")
-    assert outcome.exit_code() == EXIT_FINISHED and "going on from step 4" in outcome.output
+    assert outcome.exit_code() == EXIT_FINISHED and "resuming from step 4" in outcome.output
     [found] = anomalies(run)
     assert found["step"] == 5 and all(torch.isfinite(tensor).all() for tensor in weights(run).values())
     train_spec, data = run.read_spec().train, run.read_spec().data

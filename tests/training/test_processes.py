@@ -105,7 +105,7 @@ def test_sharded_models_are_split_layer_by_layer(monkeypatch, parallel, local, m
 
 def test_nodes_of_unequal_size_are_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    words = "--parallel hsdp: 8 processes, 3 on this node; give each node as many, or use fsdp"
+    words = "--parallel hsdp: 8 processes, 3 on this node; give every node the same number, or use fsdp"
     with pytest.raises(ValueError, match=words):
         distributed.spread(nn.Linear(1, 1), [], World(1, 8, CPU), "hsdp", "fp32")
 

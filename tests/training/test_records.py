@@ -68,8 +68,8 @@ def test_a_row_of_metrics(make_run, monkeypatch, prune, measured, shares):
 
 
 @pytest.mark.parametrize(("first", "epochs", "told"), [
-    (0, 1.0, ""), (0, 2.5, "run: the corpus is smaller than the training: its tokens are seen 2.50 times\n"),
-    (3, 0.5, "{metrics}: steps before 4 are damaged or missing; the curve has a gap\nrun: going on from step 3\n"),
+    (0, 1.0, ""), (0, 2.5, "run: the corpus is smaller than the training budget: its tokens are seen 2.50 times\n"),
+    (3, 0.5, "{metrics}: steps before 4 are damaged or missing; the curve has a gap\nrun: resuming from step 3\n"),
 ])  # fmt: skip
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_start_and_its_end(make_run, monkeypatch, capsys, first, epochs, told, rank):
@@ -112,7 +112,7 @@ def test_wishes_of_processes(make_run, monkeypatch, wishes, stop, save):
 def test_a_bad_step_is_written_down_by_the_main_process_and_stops_all(make_run, monkeypatch, verdict, kind, rank, on_bad_step):
     made = journal_of(make_run, monkeypatch, world=World(rank, 2, CPU), on_bad_step=on_bad_step)
     made.add(5, torch.tensor([2.0, 3.0, verdict, 0.0, 0.0]))
-    words = f"step 5 is {kind} .loss 2.0, gradient norm 3.0. and was not applied; its documents are in .*anomalies.jsonl"
+    words = f"step 5 .{kind}: loss 2.0, gradient norm 3.0. was not applied; its documents are in .*anomalies.jsonl"
     with pytest.raises(journal.AnomalyError, match=words) if on_bad_step == "stop" else contextlib.nullcontext():
         made.catch_up()
     rows = read_lines(made.folder.anomalies_file, made.spec.run_id)[0]
@@ -228,7 +228,7 @@ def test_what_was_logged_after_a_step_is_forgotten(make_run):
 
 @pytest.mark.parametrize(
     ("weights", "own", "fault"),
-    [("w", "w", None), (None, "w", None), ("w", None, None), ("w", "v", "was measured on weights w; those of the run are v")],
+    [("w", "w", None), (None, "w", None), ("w", None, None), ("w", "v", "was measured on weights w; the run's are v")],
 )
 def test_an_evaluation_is_of_the_runs_weights(make_run, monkeypatch, weights, own, fault):
     run = make_run()
@@ -250,7 +250,7 @@ def test_folders_of_runs(make_run, tmp_path):
     run = make_run()
     again = RunFolder.create(run.path, run.read_spec())
     assert again.run_id == run.run_id and not run.finished
-    with pytest.raises(ValueError, match=rf"holds run {run.run_id}, not \w{{10}}: its spec.json was made by other settings"):
+    with pytest.raises(ValueError, match=rf"holds run {run.run_id}, not \w{{10}}: its spec.json has other settings"):
         RunFolder.create(run.path, replace(run.read_spec(), seed=9))
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write the run folder .*: Not a directory. Choose another --runs-dir"):

@@ -86,7 +86,7 @@ def test_a_spec_of_ones_own_is_refused_with_its_field_and_the_way_to_have_it(mak
     run.spec_file.write_text(json.dumps(values))
     seal = "was changed after it was written" if sealed else "has no sha256"
     said = seal if words is None else f"is not a valid run spec: {words}"
-    with pytest.raises(ValueError, match=rf"spec\.json {said}.*; settings of your own are a line of a figure's file \(CONTRIB"):
+    with pytest.raises(ValueError, match=rf"spec\.json {said}.*; for your own settings, add a line to a figure's file"):
         run.read_spec()
 
 
@@ -100,14 +100,14 @@ def test_damaged_metrics_of_a_finished_run_are_an_error(make_run, start):
         alter(run.metrics_file, number)
         with pytest.raises(
             ValueError,
-            match=r"metrics\.jsonl does not hold the 6 steps .*5 lines are whole.*bring it back from a copy.*delete .* run",
+            match=r"does not hold each of the run's 6 steps .*5 lines are undamaged.*restore it from a copy.*delete .* run",
         ):
             run.read_metrics()
     run.metrics_file.write_bytes(b"\n".join(whole.split(b"\n")[:-2]) + b"\n")
-    with pytest.raises(ValueError, match="5 lines are whole"):
+    with pytest.raises(ValueError, match="5 lines are undamaged"):
         run.read_metrics()
     run.metrics_file.unlink()
-    with pytest.raises(ValueError, match="0 lines are whole"):
+    with pytest.raises(ValueError, match="0 lines are undamaged"):
         run.read_metrics()
     assert run.last_row() is None
 
@@ -124,7 +124,7 @@ def test_a_gap_before_the_checkpoint_is_said_and_what_follows_kept(make_run, sta
     assert outcome.exit_code() == EXIT_FINISHED and "damaged or missing; the curve has a gap" in outcome.output
     steps = [row["step"] for row in read_lines(run.metrics_file, run.run_id)[0]]
     assert steps == [1, 2, 3, *range(5, 31)]
-    with pytest.raises(ValueError, match="29 lines are whole"):
+    with pytest.raises(ValueError, match="29 lines are undamaged"):
         run.read_metrics()
 
 
@@ -152,10 +152,10 @@ def test_every_start_is_kept_with_its_end(make_run, start):
     walls = [row["wall_s"] for row in run.read_metrics()]
     assert walls[third["first_step"] - 1] > walls[third["first_step"]]  # each start counts from its own begin
     alter(run.provenance_file, 1)
-    with pytest.raises(ValueError, match=r"provenance\.jsonl has 1 damaged lines and 2 whole ones: delete"):
+    with pytest.raises(ValueError, match=r"provenance\.jsonl has 1 damaged lines and 2 undamaged ones: delete"):
         run.read_starts()
     run.provenance_file.unlink()
-    with pytest.raises(ValueError, match="0 damaged lines and 0 whole ones"):
+    with pytest.raises(ValueError, match="0 damaged lines and 0 undamaged ones"):
         run.read_starts()
 
 
@@ -166,7 +166,7 @@ def test_a_start_that_fails_is_kept_too(make_run, start):
     assert only["end"]["exit_code"] == 2
     alter(run.provenance_file, 0)
     outcome = start(run)
-    assert outcome.exit_code() == 1 and "what it told of an earlier start is lost" in outcome.output
+    assert outcome.exit_code() == 1 and "its record of an earlier start is lost" in outcome.output
     assert len(run.read_starts()) == 1
 
 
@@ -176,9 +176,9 @@ def test_repeated_text_is_said_and_recorded(make_run, start, corpus):
     once = make_run("once", train_tokens=64 * 64 * steps, **batch)
     twice = make_run("twice", train_tokens=2 * 64 * 64 * steps, **batch)
     outcome = start(once)
-    assert outcome.exit_code() == EXIT_FINISHED and "smaller than the training" not in outcome.output
+    assert outcome.exit_code() == EXIT_FINISHED and "smaller than the training budget" not in outcome.output
     outcome = start(twice)
-    assert outcome.exit_code() == EXIT_FINISHED and "the corpus is smaller than the training" in outcome.output
+    assert outcome.exit_code() == EXIT_FINISHED and "the corpus is smaller than the training budget" in outcome.output
     assert once.read_starts()[0]["epochs"] <= 1 and twice.read_starts()[0]["epochs"] == 2 * once.read_starts()[0]["epochs"]
 
 
@@ -207,7 +207,7 @@ def test_a_damaged_export_is_moved_aside_and_made_again(make_run, start, how):
     with pytest.raises(ValueError, match=r"export is damaged: .*Delete it and run its experiment again"):
         run.check_export()
     outcome = start(run)
-    assert outcome.exit_code() == EXIT_FINISHED and "It is now export.damaged" in outcome.output
+    assert outcome.exit_code() == EXIT_FINISHED and "It was renamed to export.damaged" in outcome.output
     assert run.finished and not (run.path / "export.damaged").exists()
     assert_same_run(undisturbed, run)
 
