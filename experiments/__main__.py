@@ -21,7 +21,7 @@ from experiments.recipes import Recipe, check_name
 from experiments.request import Corpora, Request, Selection, Stored
 from experiments.scales import get_scale
 from training.command_line import guarded, parse
-from training.signals import EXIT_ERROR, EXIT_NOT_MET
+from training.signals import EXIT_ERROR, EXIT_NOT_REPRODUCED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Draw:
         code = execute.draw([DrawSpec.read(self.file)], console)
         if code == EXIT_ERROR:  # starting again would not help
             raise ValueError(f"{self.file.stem}: nothing to draw, none of its evaluations is finished.")
-        return 0 if code == EXIT_NOT_MET else code  # the drawing is done
+        return 0 if code == EXIT_NOT_REPRODUCED else code  # the drawing is done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +162,8 @@ Command = List | Plan | Prepare | Run | Draw | Render | Why | Compare | Adopt
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 some task failed, 2 an error to mend, 3 done, but what is stored was not met, 75 stopped and to be
-    started again, 130 interrupted."""
+    """Exit codes: 0 done, 1 a task failed, 2 an error that the user can fix, 3 done, but stored results were not reproduced,
+    75 stopped and to be restarted, 130 interrupted."""
     command = parse(Command, arguments, "python -m experiments", __doc__)
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
     return guarded(lambda: command.run(console) or 0)

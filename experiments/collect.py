@@ -63,14 +63,15 @@ _SPEC = TypeAdapter(DrawSpec)
 
 @dataclass
 class Collected:
-    """Findings of collecting an artefact. `met`, `differing`: evaluations that were stored already, equal up to rounding or not
-    (with the relative difference). `beyond`: those that differ by more, with both numbers and commits. `parted`: run folders of
-    other trainings on CPUs that do. `left_out`: timings, where another CPU's are stored. `beside`: lines drawn from another
-    training of their run than the one that is here."""
+    """Findings of collecting an artefact. `reproduced`: the number of stored evaluations that are reproduced up to rounding.
+    `differing`: evaluations that differ, with the relative difference. `beyond`: evaluations whose mean losses differ by more
+    than rounding explains, with both numbers and commits. `parted`: run folders of CPU trainings that differ by that much.
+    `left_out`: timings that are not stored, because another CPU's are. `beside`: lines that are drawn from another training of
+    their run than the one in the run folder."""
 
     stem: str
     lines: int = 0
-    met: int = 0
+    reproduced: int = 0
     differing: dict[str, float] = field(default_factory=dict)
     beyond: dict[str, str] = field(default_factory=dict)
     parted: dict[Path, str] = field(default_factory=dict)
@@ -146,8 +147,8 @@ def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | 
     of_first = {each for each in sources if store.fault_of(_stored_at(wanted, each, results_dir)) is None}
     if how != "same" and not own:  # nothing to keep them by: they are compared alone
         sources = [each for each in sources if each in of_first]
-    met = of_first if how == "rounded" and not spec.draw_these else ()
-    names = {each: "" if store.is_fresh(each) or each in met else own for each in sources}
+    compared = of_first if how == "rounded" and not spec.draw_these else ()
+    names = {each: "" if store.is_fresh(each) or each in compared else own for each in sources}
     places = {each: _stored_at(wanted, each, results_dir, names[each]) for each in sources}
     if known is None or any(store.fault_of(path) is not None for path in places.values()):
         store.record_run(results_dir, folder.record())
@@ -229,7 +230,7 @@ def _keep(
     if difference is None or eval_id.startswith(kinds.TIMED):
         return
     if difference <= ROUNDING:
-        collected.met += 1
+        collected.reproduced += 1
     elif far := _beyond(source, stored, folder.read_spec().train.seq_len):
         if rounded:
             collected.parted.setdefault(folder.path, f"{eval_id}, {far}")

@@ -1,8 +1,8 @@
-"""Comparison of one's own runs with those that are stored, and of two run folders with each other. Torch-free.
+"""Comparison of your runs with the stored ones, and of two run folders with each other. Torch-free.
 
-Rows of a run folder are compared with those stored of trainings that differ from it in nothing but the seed: does each number
-lie where one more seed would (analysis/prediction.py)? Stored rows of weights that are compared are left out: seeds that were
-trained together for the first time have nothing to meet yet."""
+The rows of a run folder are compared with stored rows of trainings that differ from it only in the seed: does each number lie
+where one more seed would (analysis/prediction.py)? Stored rows of the weights in the compared folders do not count: a seed that
+is trained for the first time has nothing to be compared with."""
 
 import json
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from experiments.overview import uncut
 from results.provenance import commit_name
 from results.store import META, fault_of, is_fresh, read_rows, read_run, run_file, without_seed
 from training.run_folder import RunFolder
-from training.signals import EXIT_FINISHED, EXIT_NOT_MET
+from training.signals import EXIT_FINISHED, EXIT_NOT_REPRODUCED
 from training.spec import RunSpec
 
 
@@ -120,7 +120,7 @@ def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = Tr
     if outside and fits:
         told.append(f"{by_chance}, and none lies further out than that explains")
     elif outside:
-        told.append(f"[red]not met[/]: {by_chance}, and none as far as one does")
+        told.append(f"[red]not reproduced[/]: {by_chance}, and none as far as one does")
     console.print("; ".join(told))
     return fits
 
@@ -217,4 +217,4 @@ def compare(folders: Sequence[Path], results_dir: Path, console: Console, *, nam
         console.print(nothing)
     if stored is not None:
         print_parting(training_of(opened[0]), stored, console)
-    return EXIT_FINISHED if fits else EXIT_NOT_MET
+    return EXIT_FINISHED if fits else EXIT_NOT_REPRODUCED

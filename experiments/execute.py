@@ -1,4 +1,5 @@
-"""Carry a plan out on this machine: corpora, runs, evaluations, figures, report, and whether what was stored has been met."""
+"""Execute a plan on this machine: prepare corpora, train, evaluate, draw figures and the report, and check that stored results
+are reproduced."""
 
 import math
 import sys
@@ -23,7 +24,7 @@ from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
 from results.atomic import alone, check_writable
 from training.command_line import short
-from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_MET
+from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_REPRODUCED
 
 
 def prepare_corpora(plan: Plan, console: Console) -> None:
@@ -58,8 +59,8 @@ def fetch(plan: Plan, console: Console) -> None:
 
 
 def execute(plan: Plan, slots: int | None, processes: int, console: Console) -> int:
-    """Do what is missing and draw what is whole. Returns 0, 1 if a task failed (everything else is still done), or 3 where what
-    was stored is not met."""
+    """Run every missing task, then draw what has rows. Returns 0, 1 if a task failed (all others are still run), or 3 if stored
+    results are not reproduced."""
     places(slots, processes, plan.request.device)
     for run in plan.runs.values():
         if run.trains:
@@ -83,9 +84,9 @@ def execute(plan: Plan, slots: int | None, processes: int, console: Console) -> 
 
 
 def draw(specs: Sequence[DrawSpec], console: Console) -> int:
-    """Collect and draw artefacts of a scale, and say whether what was stored is met: on a CPU within rounding or, of trainings
-    that amplify it, within seeds' noise, on a GPU within seeds' noise. Returns the exit code: 1 if one could not be drawn, 2 if
-    none has rows, 3 if something was not met."""
+    """Collect and draw artefacts of a scale, and report whether stored results are reproduced: on a CPU within rounding (within
+    seeds' noise if training amplifies the rounding), on a GPU within seeds' noise. Returns the exit code: 1 if an artefact
+    could not be drawn, 2 if none has rows, 3 if a result was not reproduced."""
     scale, results_dir = specs[0].scale, specs[0].results_dir
     found, runs, broken = list[Collected](), list[Path](), list[str]()
     results_dir.mkdir(parents=True, exist_ok=True)
@@ -109,9 +110,9 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     for run, text in parted.items():
         if run.name in known:
             console.print(f"[yellow]parted[/] training of {run.name}: {text}; the band of one more seed judges its rows")
-    met = _say_what_was_met(found, alone, console)
+    reproduced = _report_reproduced(found, alone, console)
     fits = print_bands(banded, console, whole=False) if banded else True
-    return 1 if broken else EXIT_FINISHED if met and fits else EXIT_NOT_MET
+    return 1 if broken else EXIT_FINISHED if reproduced and fits else EXIT_NOT_REPRODUCED
 
 
 def alone_in(results_dir: Path, console: Console) -> AbstractContextManager[None]:
@@ -121,9 +122,10 @@ def alone_in(results_dir: Path, console: Console) -> AbstractContextManager[None
     return alone(results_dir / ".lock", waits, needed=False)
 
 
-def _say_what_was_met(found: Sequence[Collected], alone: Mapping[str, str], console: Console) -> bool:
-    """Return whether all that was stored was met, up to rounding. `alone`: trainings that parted and no seeds judge."""
-    met = sum(each.met for each in found)
+def _report_reproduced(found: Sequence[Collected], alone: Mapping[str, str], console: Console) -> bool:
+    """Report which stored results were reproduced, and return whether all were, up to rounding. `alone`: trainings that parted
+    and have no seeds to be judged by."""
+    reproduced = sum(each.reproduced for each in found)
     differing = {name: difference for each in found for name, difference in each.differing.items()}
     beyond = {**alone, **{name: text for each in found for name, text in each.beyond.items()}}
     left_out = {name for each in found for name in each.left_out}
@@ -136,9 +138,9 @@ def _say_what_was_met(found: Sequence[Collected], alone: Mapping[str, str], cons
         )
     if left_out:
         console.print(f"{len(left_out)} timings of this CPU stay in their run folders: those of another CPU are stored")
-    if met or differing or beyond:
-        more = f", {len(beyond)} by more than rounding makes" if beyond else ""
-        console.print(f"{met} stored evaluations were met within rounding, {len(differing) + len(beyond)} were not{more}")
+    if stored := reproduced + len(differing) + len(beyond):
+        more = f", {len(beyond)} differ by more than rounding explains" if beyond else ""
+        console.print(f"{reproduced} of {stored} stored evaluations were reproduced within rounding{more}")
     if differing:
         console.print(
             "another processor or library rounds otherwise, and training carries that on: mean losses are less than "
@@ -148,10 +150,10 @@ def _say_what_was_met(found: Sequence[Collected], alone: Mapping[str, str], cons
         how = f"by {difference:.1e} of the largest value" if math.isfinite(difference) else "in its texts"
         console.print(f"[yellow]differs[/] {name}: {how}; what was stored first is drawn")
     for name, text in list(beyond.items())[:SHOWN]:
-        console.print(f"[red]not met[/] {name}: {text}")
+        console.print(f"[red]not reproduced[/] {name}: {text}")
     if beyond:
         console.print(
-            "rounding does not explain that: look at what changed in the code between the commits (+: changes that are in "
-            "none), and with `python -m experiments compare FOLDER` at where the training parts"
+            "rounding does not explain that: look for what changed in the code between the commits (+: with uncommitted "
+            "changes), and with `python -m experiments compare FOLDER` for the step at which the trainings part"
         )
     return not beyond

@@ -87,7 +87,7 @@ class Request(Corpora, Selection):
     runs_dir: Path = Path("runs")
     """Run folders."""
     reuse_stored: bool = False
-    """Rows that are stored count as done: train and evaluate only what they lack, and meet none of them again."""
+    """Count stored rows as done: train and evaluate only what they lack, and do not check that they are reproduced."""
     draw_these_trainings: bool = False
     """Draw the training in the run folder in place of another of its run that is drawn so far; rows of both stay stored."""
     judge_model: str | None = None

@@ -190,8 +190,8 @@ def test_a_line_without_finished_evaluations_keeps_nothing(monkeypatch, tmp_path
 def test_rows_are_kept_by_the_training_that_they_are_of(
     monkeypatch, tmp_path, how, far, weights, stored, draw_these, kept, here, recorded
 ):
-    """Those of a run's first training by no name, others by their weights, and what rounding alone tells apart beside what is
-    met; where weights are not known, only what can be compared."""
+    """Those of a run's first training by no name, others by their weights, and what rounding alone tells apart beside what it
+    is compared with; where weights are not known, only what can be compared."""
     spec, collected = spec_of(tmp_path, draw_these=draw_these), collect.Collected("s")
     folder = SimpleNamespace(
         evaluation_fault=lambda eval_id: None, weights=weights, path=tmp_path / "run", record=lambda: "record"
@@ -215,7 +215,7 @@ def test_rows_are_kept_by_the_training_that_they_are_of(
 
 
 @pytest.mark.parametrize(("eval_id", "difference", "far", "told"), [
-    ("k-1", None, "", {}), ("k-1", 0.0, "", {"met": 1}), ("k-1", 1e-4, "", {"met": 1}),
+    ("k-1", None, "", {}), ("k-1", 0.0, "", {"reproduced": 1}), ("k-1", 1e-4, "", {"reproduced": 1}),
     ("k-1", 2e-4, "", {"differing": {"k-1 of a": 2e-4}}), ("k-1", 2e-4, "far", {"beyond": {"k-1 of a": "far"}}),
     ("throughput-1", 9.0, "far", {}), ("attention_speed-1", 9.0, "", {}),
 ])  # fmt: skip
