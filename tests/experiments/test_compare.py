@@ -64,7 +64,7 @@ def test_a_stored_loss_that_is_another_is_no_rounding(asked, factor, code):
     edit_commit(run, "fedcba9876543210")
     got, said = drawn(plan)
     assert got == code
-    assert ("less than 0.01 nats apart" in said) == (factor == 1.002)
+    assert ("at most 0.01 nats apart" in said) == (factor == 1.002)
     for words in ("1 differ by more than rounding", "nats by commit fedcba9876+ on", "stored, by abc on", "rounding does not"):
         assert (words in said) == (code == 3), words
 
@@ -127,21 +127,21 @@ def test_seeds_that_are_trained_together_have_nothing_to_be_compared_with(asked)
     plan = trained(replace(asked, only=("fox_llama",)), {0: 2.0, 1: 2.5}, device=GPU, where="again")
     for _ in range(2):
         code, said = drawn(plan)
-        assert code == 0 and "0 of 0 numbers lie in the band" in said and "of 4 nothing is stored to compare with" in said
+        assert code == 0 and "0 of 0 numbers lie in the band" in said and "for 4 nothing is stored to compare with" in said
 
 
 def test_noise_that_nobody_knows_is_said(asked):
     drawn(trained(asked, {0: 2.0}, device=GPU))
     shutil.rmtree(asked.runs_dir)
     code, said = drawn(trained(asked, {7: 9.0}, device=GPU, where="again"))
-    assert code == 0 and "0 of 0 numbers" in said and "of 2 the band is not known" in said
+    assert code == 0 and "0 of 0 numbers" in said and "the band of 2 is not known" in said
     code, said = drawn(trained(replace(asked, results_dir=asked.results_dir / "new"), {7: 9.0}, device=GPU, where="again"))
-    assert code == 0 and "of 2 nothing is stored to compare with" in said
+    assert code == 0 and "for 2 nothing is stored to compare with" in said
 
 
 @pytest.mark.parametrize(("values", "outside", "fits", "told"), [
     ([1.9, -1.9], 0, True, "2 of 2 numbers lie in the band"), ([2.1] * 3 + [0.0], 3, True, "by chance 0.2 would lie outside"),
-    ([2.49, 0.0, 0.0, 0.0], 1, True, "none lies further out than that explains"),
+    ([2.49, 0.0, 0.0, 0.0], 1, True, "none lies further out than chance explains"),
     ([2.51, 0.0, 0.0, 0.0], 1, False, "not reproduced"), ([-2.51, *[0.0] * 3], 1, False, "not reproduced"),
     ([1.97], 1, False, "not reproduced"), ([-2.49, *[0.0] * 3], 1, True, "by chance"),
     ([], 0, True, "0 of 0 numbers"),
@@ -155,7 +155,7 @@ def test_the_furthest_of_many_numbers_may_lie_further_out(values, outside, fits,
     assert print_bands(found, Console(file=said, width=500)) is fits
     assert sum(each.outside for each in found) == outside and told in said.getvalue()
     assert f"{len(values) - outside} of {len(values)} numbers lie in the band" in said.getvalue()
-    assert "of 1 the band is not known" in said.getvalue() and "of 1 nothing is stored" in said.getvalue()
+    assert "the band of 1 is not known" in said.getvalue() and "for 1 nothing is stored" in said.getvalue()
 
 
 def test_two_folders_part_where_their_losses_do(asked, capsys):

@@ -452,7 +452,7 @@ def test_folders_that_are_compared(monkeypatch, tmp_path):
     """Those that are named, or all of a scale that hold a run."""
     monkeypatch.setattr(command.compare, "compare", lambda folders, results, console, named: (folders, named))
     asked = command.Compare(runs_dir=tmp_path, results_dir=tmp_path)
-    with pytest.raises(ValueError, match=f"{tmp_path}/tiny holds no runs: `run` makes some, or name run folders"):
+    with pytest.raises(ValueError, match=f"{tmp_path}/tiny holds no runs: make some with `run`, or name run folders"):
         asked.run(Console(quiet=True))
     for name in ("b", "a", "plans"):
         (tmp_path / "tiny" / name).mkdir(parents=True)

@@ -66,7 +66,8 @@ def test_rows_of_another_training_are_kept_beside_and_drawn_when_asked_for(asked
 
     second = trained(asked, b"second", 2.1, where="again")
     text, y = said(second), digest_of(second)
-    assert x != y and "1 lines stay drawn from other trainings" in text and "--draw-these-trainings" in text and y[:8] in text
+    assert x != y and "1 lines are still drawn from other trainings" in text
+    assert "--draw-these-trainings" in text and y[:8] in text
     assert is_collected(second.drawings[FIG2])
     assert line_of(asked).weights == x and len(line_of(asked).files) == 1
     rows = {path: body for path, body in contents(asked.results_dir).items() if "rows" in path.parts}

@@ -262,7 +262,7 @@ def test_what_is_evaluated_comes_before_what_is_trained_and_the_most_work_first(
     assert kinds == sorted(kinds, key="train".__eq__) and kinds[0] == "prepare" and "draw" not in kinds
     assert all(one >= two for (a, one), (b, two) in itertools.pairwise(zip(kinds, work, strict=True)) if a == b != "prepare")
     assert (
-        f"2 of {len(kinds)} tasks failed or could not start; the same command tries them again, once what they say is mended"
+        f"2 of {len(kinds)} tasks failed or could not start; fix the errors above, then repeat the command to try them again"
         in out.getvalue()
     )
     assert all(run.spec_file(spec).is_file() for run in plan.runs.values() for spec in run.missing_evals)
