@@ -107,7 +107,7 @@ def test_a_readme_of_others_is_not_written_over(command, tmp_path, monkeypatch, 
     for text in ("# Mine\n", ""):
         readme.write_text(text)
         said = mistake(capsys, [command, FIG2, "--results-dir", ""])
-        assert said.startswith("error: --results-dir .: drawing would write over its README.md; name another folder")
+        assert said.startswith("error: --results-dir .: drawing would overwrite its README.md; name another folder")
         assert list(tmp_path.iterdir()) == [readme] and readme.read_text() == text
 
 
@@ -289,4 +289,4 @@ def test_a_plan_writes_what_its_help_says_and_nothing_else(capsys, folders, tmp_
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "writes nothing but file-digests.json in --corpora-dir" in said
+    assert "writes only file-digests.json in --corpora-dir" in said

@@ -117,7 +117,7 @@ def test_an_artefact_of_which_no_line_is_asked_for_is_named(asked, artefacts, id
     plan = make_plan(replace(asked, artefacts=artefacts, line=("mamba2",)))
     assert plan.idle == idle and {run.spec.name for run in plan.runs.values()} == {"mamba2"}
     print_plan(plan, 0.4, Console(file=(shown := io.StringIO()), width=200))
-    said = "nothing is asked for of fig5_tokens_and_lr: no line of theirs is such"
+    said = "skipped fig5_tokens_and_lr: none of their lines matches the request"
     assert (said in shown.getvalue()) is bool(idle)
 
 
@@ -128,7 +128,7 @@ def test_a_text_that_nothing_reads_is_named(asked, artefacts, flags):
     plan = make_plan(replace(asked, artefacts=artefacts, tokenizer="bytes", only=("fox_pro", "stick_breaking")))
     assert plan.unread == flags
     print_plan(plan, 0.4, Console(file=(shown := io.StringIO()), width=200))
-    said = "nothing reads --data, --tokenizer: every run here makes its own sequences"
+    said = "ignored --data, --tokenizer: every run here generates its own sequences"
     assert (said in shown.getvalue()) is bool(flags)
 
 
@@ -262,11 +262,11 @@ def test_what_can_be_known_is_refused_before_the_first_task(asked):
         make_plan(replace(asked, seeds=(0, 0)))
     with pytest.raises(ValueError, match="no such figure or table"):
         chosen(["fig99"])
-    with pytest.raises(ValueError, match=r"--only mamba2: no line of fig3_forget_gates is such"):
+    with pytest.raises(ValueError, match=r"--only mamba2: no line of fig3_forget_gates matches"):
         make_plan(replace(asked, artefacts=("fig3_forget_gates",), only=("mamba2",)))
-    with pytest.raises(ValueError, match=r"--line 'LR 0.004': no line of table_lr_grid is called so; .* fox_pro, LR 0.008;"):
+    with pytest.raises(ValueError, match=r"--line 'LR 0.004': no line of table_lr_grid has this label; .* fox_pro, LR 0.008;"):
         make_plan(replace(asked, artefacts=("table_lr_grid",), line=("*, LR 0.004", "LR 0.004")))
-    with pytest.raises(ValueError, match=r"--only mamba2 --line 'hgrn2, \*': no line of table_lr_grid is such"):
+    with pytest.raises(ValueError, match=r"--only mamba2 --line 'hgrn2, \*': no line of table_lr_grid matches"):
         make_plan(replace(asked, artefacts=("table_lr_grid",), only=("mamba2",), line=("hgrn2, *",)))
 
 
@@ -401,7 +401,7 @@ def test_models_besides_recall_in_the_sizes_of_recalls_own(asked):
 
 
 def test_a_judge_that_nothing_asks_is_refused(asked):
-    with pytest.raises(ValueError, match=r"^--judge-model: nothing that fig2_per_token_loss needs at tiny reads it\.$"):
+    with pytest.raises(ValueError, match=r"^--judge-model: no evaluation that fig2_per_token_loss needs at tiny reads it\.$"):
         make_plan(replace(asked, artefacts=("fig2_per_token_loss",), judge_model="gpt"))
 
 
@@ -412,10 +412,10 @@ def test_a_judges_address_without_a_model_is_refused_with_the_option_that_reads_
     assert make_plan(replace(only, artefacts=("fig4_needle",), user_data=url, judge_model="m")).runs
     two = replace(only, artefacts=("fig2_per_token_loss", "fig3_forget_gates"))
     with pytest.raises(
-        ValueError, match=r"^--judge-url: nothing that fig2_per_token_loss, fig3_forget_gates need at tiny reads it"
+        ValueError, match=r"^--judge-url: no evaluation that fig2_per_token_loss, fig3_forget_gates need at tiny reads it"
     ):
         make_plan(replace(two, user_data=url))
-    with pytest.raises(ValueError, match=r"^--judge-url, --judge-model: nothing that .* need at tiny reads them\.$"):
+    with pytest.raises(ValueError, match=r"^--judge-url, --judge-model: no evaluation that .* need at tiny reads them\.$"):
         make_plan(replace(two, user_data=url, judge_model="m"))
 
 

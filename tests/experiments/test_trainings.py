@@ -227,7 +227,7 @@ def test_adopted_weights_take_no_place_of_a_training(asked, published):
     assert contents(asked.runs_dir) == before
     theirs = adopted(asked, published, "theirs")
     (their_run,) = theirs.runs.values()
-    names = rf"run {their_run.spec.run_id} is adopted, and neither averaged with run {run.spec.run_id} \(seed 0\) nor drawn in"
+    names = rf"run {their_run.spec.run_id} is adopted and cannot be averaged with run {run.spec.run_id} \(seed 0\) or drawn in"
     with pytest.raises(ValueError, match=names):
         make_plan(replace(theirs.request, results_dir=asked.results_dir))
     their_run.folder.path.rename(run.folder.path.with_name(their_run.folder.path.name))
@@ -242,12 +242,12 @@ def test_adopted_weights_are_no_seed_of_a_series(asked, published):
     theirs = adopted(asked, published, "theirs")
     (run,) = theirs.runs.values()
     for seeds in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match=rf"run {run.spec.run_id} is adopted, .* \(seed 1\) .*--seeds 0 asks for it alone"):
+        with pytest.raises(ValueError, match=rf"run {run.spec.run_id} is adopted .* \(seed 1\) .*--seeds 0 asks for it alone"):
             make_plan(replace(theirs.request, seeds=seeds))
     said(theirs)
     report = (theirs.request.results_dir / "tiny" / "report.html").read_text()
     assert report.count("<td>adopted</td>") == 2, "of the line and of the run"
-    with pytest.raises(ValueError, match=rf"run {run.spec.run_id} is adopted, and neither averaged"):
+    with pytest.raises(ValueError, match=rf"run {run.spec.run_id} is adopted and cannot be averaged"):
         make_plan(replace(theirs.request, seeds=(1,)))
     another = make_plan(replace(theirs.request, seeds=(1,), results_dir=asked.results_dir))
     (other,) = another.runs.values()
