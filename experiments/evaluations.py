@@ -22,7 +22,7 @@ from experiments.scales import NeedleGrid, Scale
 
 
 def loss(scale: Scale) -> tuple[EvalSpec, ...]:
-    """Per-token loss over the scale's whole documents: at most scales four times the training length."""
+    """Per-token loss over a scale's whole documents, usually four times the training length."""
     return (per_token_loss.Spec(context_len=scale.document_len, num_documents=scale.heldout_documents),)
 
 

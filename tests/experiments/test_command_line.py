@@ -120,7 +120,7 @@ def test_a_figure_without_rows_is_not_drawn_in_words(tmp_path, capsys):
 def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, capsys):
     (tmp_path / "run" / "export").mkdir(parents=True)
     said = mistake(capsys, ["adopt", str(tmp_path / "run"), "--as", "fox_pro"])
-    assert f"run is the folder of a run: name {tmp_path / 'run' / 'export'}, which holds its model" in said
+    assert f"run is the folder of a run: name {tmp_path / 'run' / 'export'}, which contains its model" in said
 
 
 def test_a_damaged_checkpoint_is_not_adopted(folders, texts, tmp_path, capsys):

@@ -138,10 +138,10 @@ def test_claims_have_ids_of_their_own(monkeypatch):
 
 @pytest.mark.parametrize(("recipes", "refused"), [
     ([], None), ([("a", "fox_pro", {}), ("a", "mamba2", {})], None), ([("a", "fox_pro", {"gate": "x"})], None),
-    ([("a", "fox_pro", {"gate": "y"})], "its line 'a' of fox_pro: it has gate = 'y', and the figure knows x, None."),
-    ([("a", "fox_pro", {"gate": "x", "size": "1"})], "it has size = '1', and the figure knows int | None."),
+    ([("a", "fox_pro", {"gate": "y"})], "its line 'a' of fox_pro: it has gate = 'y', but the figure knows x, None."),
+    ([("a", "fox_pro", {"gate": "x", "size": "1"})], "it has size = '1', but the figure knows int | None."),
     ([("a", "fox_pro", {"size": 1})], None), ([("a", "fox_pro", {"needed": None})], None),
-    ([("a", "fox_pro", {"other": 1})], "it has other = 1, and the figure knows no such axis."),
+    ([("a", "fox_pro", {"other": 1})], "it has other = 1, but the figure knows no such axis."),
     ([("a", "fox_pro", {}), ("b", "fox_pro", {})], "line 'b' of fox_pro: 'a' has the same axes. Give it others in runs in"),
     ([("a", "fox_pro", {}), ("a", "fox_pro", {"size": 1})], "s has several lines 'a' of fox_pro. Name each its own way"),
 ])  # fmt: skip
@@ -160,7 +160,7 @@ def test_lines_that_a_figure_can_draw_and_tell_apart(recipes, refused):
 
 def test_an_axis_without_none_is_one_that_every_line_has():
     own = artefact.Artefact("s", "fox", "t", "p", "w", *[None] * 4, axes={"gate": ("x",)})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="it has no gate, and the figure knows x"):
+    with pytest.raises(ValueError, match="it has no gate, but the figure knows x"):
         own.check([PLAIN])
 
 
@@ -399,7 +399,7 @@ def test_pages_are_written_where_they_change(tmp_path):
     assert [pages.words(count) for count in (0, 12, 13, 1200)] == ["no", "twelve", "13", "1,200"]
     assert pages.millions(1_234_567) == "1.23M"
     assert pages.when("so", True) == "so"
-    with pytest.raises(ValueError, match="the rows do not bear out 'so': write that sentence of the template anew"):
+    with pytest.raises(ValueError, match="the rows do not support 'so': rewrite that sentence of the template"):
         pages.when("so", False)
 
 

@@ -437,7 +437,7 @@ def test_a_new_scale_is_told_every_table_that_lacks_it(asked, monkeypatch):
     with pytest.raises(ValueError, match="ABLATIONS has nothing") as told:
         make_plan(replace(asked, artefacts=stems, scale="new"))
     first, others = str(told.value).split(" The same holds for ")
-    assert first == 'experiments/scales.py: ABLATIONS has nothing for scale new; add ("new",) and its own there.'
+    assert first == 'experiments/scales.py: ABLATIONS has nothing for scale new; add ("new",) with its values there.'
     assert others == "experiments/stick_breaking/stick_recall.py: SIZES, experiments/beyond/ruler.py: SIZES."
 
 
@@ -479,11 +479,11 @@ def test_a_rate_beyond_the_grid_is_tried_by_those_best_at_its_edge_and_by_recurr
     ("more", "said"),
     [
         ([(dict(gate="shared"), "shared")],
-         r"fig7_gate_types cannot draw its line 'shared' of fox_pro: it has gate = 'shared', and the figure knows full, "
-         r"bias_only, fixed\. Teach AXES and draw in experiments/fox/fig7_gate_types\.py what it is"),
-        ([({}, "plain")], r"line 'plain' of fox_pro: it has no gate, and the figure knows full"),
-        ([(dict(gate="fixed", longest="4"), "text")], r"it has longest = '4', and the figure knows int \| None"),
-        ([(dict(gate="full", colour="red"), "red")], r"it has colour = 'red', and the figure knows no such axis"),
+         r"fig7_gate_types cannot draw its line 'shared' of fox_pro: it has gate = 'shared', but the figure knows full, "
+         r"bias_only, fixed\. Add it to AXES and draw in experiments/fox/fig7_gate_types\.py, or leave"),
+        ([({}, "plain")], r"line 'plain' of fox_pro: it has no gate, but the figure knows full"),
+        ([(dict(gate="fixed", longest="4"), "text")], r"it has longest = '4', but the figure knows int \| None"),
+        ([(dict(gate="full", colour="red"), "red")], r"it has colour = 'red', but the figure knows no such axis"),
         ([(dict(gate="full"), "the same")], r"line 'the same' of fox_pro: 'data-dependent' has the same axes"),
         ([(dict(gate="fixed", longest=7), "fixed, T_max 4")], r"has several lines 'fixed, T_max 4' of fox_pro"),
     ],
@@ -528,7 +528,7 @@ def test_a_figure_without_one_of_its_parts_is_named(monkeypatch):
 def test_a_figure_that_does_not_say_whose_it_is_or_what_it_shows_is_named(monkeypatch, text):
     monkeypatch.setattr(fig7_gate_types, "__doc__", text)
     with pytest.raises(
-        ValueError, match=r"fig7_gate_types\.py: its docstring is not PAPER: TITLE\. and, a line below, what it"
+        ValueError, match=r"fig7_gate_types\.py: its docstring is not `PAPER: TITLE\.`, an empty line, and what it"
     ):
         _read("fox", "fig7_gate_types")
     monkeypatch.setattr(fig7_gate_types, "__doc__", "FoX: Figure 7: Gates.\n\nThe\ngates.")
@@ -549,7 +549,8 @@ def test_a_unique_beginning_of_a_name_is_enough_and_a_wrong_name_says_what_was_m
     assert list(chosen(["fig2", "table_lr"])) == ["fig2_per_token_loss", "table_lr_grid"]
     assert set(chosen(["all"])) == set(artefacts()) and set(chosen([])) == set(MAIN)
     for name, said in (
-        ("table", "several figures and tables begin so: .*table1_lm_eval"), ("figure2", r"did you mean fig2_per_token_loss\?"),
+        ("table", "several figures and tables begin with it: .*table1_lm_eval"),
+        ("figure2", r"did you mean fig2_per_token_loss\?"),
         ("throughput", r"did you mean table6_throughput\?"), ("zzz", "no such figure or table; choose from fig1_arch"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{name}: .*{said}"):
