@@ -127,8 +127,8 @@ def _fox_hybrid(scale: Scale, changes: Changes) -> Changes:
 
 
 def _narrower(scale: Scale, changes: Changes, by: float) -> int:
-    """Return an MLP width, a multiple of 8, that is narrower by `by`: it makes up for a mixer with more than 4 d^2 parameters, so
-    that the model is as large as the others."""
+    """Return an MLP width, a multiple of 8, that is narrower by `by`: this makes up for a mixer with more than 4 d^2
+    parameters, so that the model is as large as the others."""
     width = scale.mlp_widths.get("llama") or swiglu_width(scale.hidden_size, changes.get("mlp_ratio", 4.0))
     return round((width - by) / 8) * 8
 

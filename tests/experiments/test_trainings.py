@@ -220,9 +220,7 @@ def test_adopted_weights_take_no_place_of_a_training(asked, published):
     said(own)
     (run,) = own.runs.values()
     before = contents(asked.runs_dir)
-    with pytest.raises(
-        ValueError, match=rf"{run.folder.path} is a training of seed 0, which the adopted fox_pro-\w+ replaces"
-    ):
+    with pytest.raises(ValueError, match=rf"{run.folder.path} is a training of seed 0, which the adopted fox_pro-\w+ replaces"):
         adopted(asked, published, "runs")
     assert contents(asked.runs_dir) == before
     theirs = adopted(asked, published, "theirs")
