@@ -348,7 +348,7 @@ def test_the_gates_worth_is_the_difference_of_each_pair_and_each_models_best_rat
     alone = synthetic.Store(tmp_path / "b", train_len=64)
     kinds = [("per_token_loss", synthetic.loss_rows(np.full(128, 3.0)))]
     alone.add("gate_worth", "4M tokens", kinds, model="fox_pro", axes={"train_tokens": 4_000_000})
-    with pytest.raises(ValueError, match="no two runs with and without a forget gate are stored"):
+    with pytest.raises(ValueError, match="no pair of runs with and without a forget gate is stored"):
         gate_worth.summary(alone.study("gate_worth"))
 
 
