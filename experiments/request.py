@@ -79,11 +79,11 @@ class Request(Corpora, Selection):
     seeds: Seeds = (0,)
     """Seeds to train each run with; figures show the spread of several."""
     only: UseAppendAction[tuple[str, ...]] = ()
-    """Only this model (repeatable)."""
+    """Only this model."""
     line: UseAppendAction[tuple[str, ...]] = ()
-    """Only the line with this label, as shown by `plan`; * matches anything: '* LR 0.004' (repeatable)."""
+    """Only the line with this label, as shown by `plan`; * matches anything: '* LR 0.004'."""
     also: UseAppendAction[tuple[str, ...]] = ()
-    """Add this model, such as stick_breaking, to every figure or table that has a line per model (repeatable)."""
+    """Add this model, such as stick_breaking, to every figure or table that has a line per model."""
     runs_dir: Path = Path("runs")
     """Run folders."""
     reuse_stored: bool = False

@@ -137,7 +137,7 @@ def a7(study: Study) -> Verdict:
     ]
     largest = max(float(each.by_head["dropped"].max()) for each in found)
     sentence = f"At most {largest:.1e} of a query's probability is dropped (the bound is {math.exp(-10):.1e})."
-    why = "Pruning takes away only what is below the bound: a mistake in the code alone could have missed it."
+    why = "Pruning only removes what is below the bound: only a mistake in the code could violate it."
     return by_construction(decide(sentence, comparisons), why)
 
 

@@ -159,17 +159,17 @@ def time_and_tiles(study: Study) -> str:
     contexts = [each for each in timed(study)[1] if each.context in kept]
     found = [(tokens(each.context), kept[each.context], *each.medians("attention")) for each in contexts]
     if not found:
-        return "Cannot be told: times and shares of tiles are not stored for the same contexts."
+        return "Unknown: times and shares of tiles are not stored for the same contexts."
     parts = [f"{context} {share:.2f} and {pruned / whole:.2f}" for context, share, whole, pruned in found]
-    text = f"Share of the tiles that are computed, and of the time that is taken: {', '.join(parts)}."
+    text = f"Share of tiles that are computed, and relative time of attention: {', '.join(parts)}."
     if len(found) > 1:
         rests = [pruned - share * whole for _, share, whole, pruned in found]
         work, beside = found[-1][2] / found[0][2], ", ".join(f"{rest:.1f}" for rest in rests)
-        text += f" Beside the tiles' share there are {beside} ms, while attention's work grows {work:.1f} times: time "
+        text += f" On top of the tiles' share come {beside} ms, while attention's work grows {work:.1f} times: time "
         if max(rests) < min(rests) * work**0.5:
             slow = [context for context, share, whole, pruned in found if share < MOST_TIME < pruned / whole]
-            text += "follows the tiles but for what looks like a cost per call"
-            text += f", which is too much at {', '.join(slow)}." if slow else "."
+            text += "follows the tiles apart from what looks like a constant cost per call"
+            text += f", which is too large at {', '.join(slow)}." if slow else "."
         else:
             text += "does not follow the tiles."
     fast = [context for context, share, whole, pruned in found if max(share, pruned / whole) < LEAST_TIME]
@@ -185,12 +185,12 @@ def share_of_the_step(study: Study) -> str:
         parts.append(f"{context} {whole / step:.0%}, {least:.2f} to {most:.2f}, {alone:.2f}, {step / fast:.2f}")
         apart += [context] if abs(math.log(alone * fast / step)) > 0.1 else []
         beyond += [context] if min(most, step / fast) > MOST_GAIN else []
-    text = "Attention's share of a step, the speed-up from its claimed savings, from those measured, and the step's own: "
-    text += f"{'; '.join(parts)}."
+    text = "Attention's share of a step, the step's speed-up expected from attention's claimed and from its measured savings, "
+    text += f"and the measured speed-up: {'; '.join(parts)}."
     if len(apart) == len(parts):
-        return f"{text} What attention saves does not explain the throughput."
-    text += f" What attention saves explains it{' except at ' if apart else ''}{', '.join(apart)}."
-    return text + (f" At {', '.join(beyond)} attention is so large a share that {MOST_GAIN} is passed." if beyond else "")
+        return f"{text} Attention's savings do not explain the throughput."
+    text += f" Attention's savings explain it{' except at ' if apart else ''}{', '.join(apart)}."
+    return text + (f" At {', '.join(beyond)} attention's share is so large that {MOST_GAIN} is exceeded." if beyond else "")
 
 
 def a5(study: Study) -> Verdict:

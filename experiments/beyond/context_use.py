@@ -110,7 +110,7 @@ def draw(study: Study) -> Files:
     for (below, models), (column, (panel, (ylabel, title_of))) in product(enumerate(rows), enumerate(words.items())):
         axes, whole = grid[below, column], drawn[drawn["panel"] == panel]
         own = whole[whole["model"].isin(models)]
-        if own.empty or (panel == "lead" and below):  # no FoX beside its Transformer, or drawn above
+        if own.empty or (panel == "lead" and below):  # without a pair of FoX and Transformer, or drawn in the row above
             axes.set_axis_off()
             continue
         _lines(axes, own)

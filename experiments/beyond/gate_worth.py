@@ -80,7 +80,7 @@ def papers() -> dict[tuple[str, str], float]:
 
 def rates_or_tokens(study: Study) -> str:
     """Say whether other learning rates or more training tokens bring the gate's worth closer to the paper's."""
-    what = "What the gate is worth in place of RoPE, as C16 asks (what C8, C11 and C12 ask for is not varied itself)."
+    what = "Worth of the gate in place of RoPE, as in C16 (what C8, C11 and C12 compare is not varied here)."
     return f"{what} {' '.join(_moved_by(study, pair) for pair in BLOCKS)}"
 
 
@@ -118,7 +118,7 @@ def _moved_by(study: Study, pair: tuple[str, str]) -> str:
     """Say how the worth of a pair changes with each model at its best rate, and with the most tokens at the same rates."""
     block, (fox, other) = f"{BLOCKS[pair][1]} block", (_tried(study, model) for model in pair)
     if fox is None or other is None:
-        return f"{block}: cannot be told, as runs at several rates and with more tokens are not stored for both models."
+        return f"{block}: unknown, because runs at several rates and with more tokens are not stored for both models."
 
     def worth(**sets: float) -> Estimate:
         runs = [(k * sign, getattr(model, name)) for name, k in sets.items() for sign, model in ((-1.0, fox), (1.0, other))]

@@ -140,7 +140,7 @@ def _above_floor(sentence: str, comparisons: list[Comparison], absent: list[str]
         return decide(sentence, comparisons, absent)
     comparisons = [replace(each, name=f"{each.name} (left out as guessing: {', '.join(guessing)})") for each in comparisons]
     verdict = decide(sentence, comparisons, [*absent, *(f"{each} (at the floor of guessing)" for each in guessing)])
-    return in_part(verdict, "Models that guess cannot be put in order.")
+    return in_part(verdict, "Models that only guess cannot be ranked.")
 
 
 def _what(found: Needles, mode: str, cells: Iterable[pd.DataFrame]) -> str:

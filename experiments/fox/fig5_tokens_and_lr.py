@@ -163,7 +163,7 @@ def with_more_tokens(study: Study) -> str:
             )
             if changed := needles_beyond(study, found, more, fewer):
                 parts.append(f"Easy needles beyond it change by {with_interval(*changed)}.")
-    nothing = "Cannot be told: no two numbers of tokens are stored at one rate, evaluated beyond the training context."
+    nothing = "Unknown: at no rate are runs with two numbers of tokens stored and evaluated beyond the training context."
     return " ".join(parts) or nothing
 
 

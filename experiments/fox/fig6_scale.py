@@ -208,9 +208,9 @@ def c25(study: Study) -> Verdict:
         return verdict
     first = min(fox.whole(1, fox.train_len // 4)[1] for fox, _ in pairs) if pairs else 0
     early = [f"{fox.label} {number(difference(other, fox, last=first).effect)}" for fox, other in pairs]
-    why = f"Steps have {', '.join(map(str, steps))} sequences as the context grows, so that context cannot be told from fewer"
-    why += f" sequences a step: over the first {tokens(first)} tokens, which all contexts have, the lead is"
-    return undecided(verdict, f"{why} {', '.join(early)} nats. It would take equal sequences a step.")
+    why = f"Steps have {', '.join(map(str, steps))} sequences as the context grows, so that its effect cannot be told from that"
+    why += f" of fewer sequences per step: over the first {tokens(first)} tokens, which all contexts have, the lead is"
+    return undecided(verdict, f"{why} {', '.join(early)} nats. Deciding it takes equally many sequences per step.")
 
 
 def _sequences(study: Study, curve: LossCurve) -> int:

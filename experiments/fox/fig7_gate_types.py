@@ -181,10 +181,10 @@ def or_a_seed(study: Study) -> str:
     for block, learned, fixed in both:
         above = difference(learned, fixed)
         if above.effect > 0:
-            told = in_words(above, "", "more than seeds differ", "no more than seeds differ")
-            noise = f"{above.seeds} seeds: {told}" if above.seeds > 1 else "one seed: this cannot be told from a seed"
+            told = in_words(above, "", "more than seed noise", "within seed noise")
+            noise = f"{above.seeds} seeds: {told}" if above.seeds > 1 else "one seed: this may be seed noise"
             parts.append(f"{block}, {learned.label}, {with_interval(above, 'nats')} above fixed ({noise})")
-    return f"Missed by {len(parts)} of {len(both)} comparisons{': ' if parts else ''}{'; '.join(parts)}."
+    return f"{len(parts)} of {len(both)} comparisons fail{': ' if parts else ''}{'; '.join(parts)}."
 
 
 CLAIMS = (

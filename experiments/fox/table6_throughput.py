@@ -146,7 +146,7 @@ def c29(study: Study) -> Verdict:
     fastest = sorted(rows, key=lambda model: -float(rows[model]["relative"]))
     sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['relative']:.2f}" for model in fastest)
     absent = missing_of((model for pair in ORDER for model in pair), rows)
-    return decide(f"{sentence} of Transformer (LLaMA)'s speed beside it.", comparisons, absent)
+    return decide(f"{sentence} times the speed of Transformer (LLaMA).", comparisons, absent)
 
 
 def at_longer_contexts(study: Study) -> str:
@@ -170,9 +170,9 @@ def at_longer_contexts(study: Study) -> str:
     speeds = ", ".join(f"{title(model)} {value:,.0f}" for model, value in speed.items())
     return (
         f"Steps of one sequence of {tokens(first['seq_len'])} tokens at {first['scale']} on {first['gpu']}: {speeds} tokens/s. "
-        f"Of the claim's {len(pairs)} pairs that were timed at both, {there} are in its order there, {as_here} at "
-        + f"{tokens(study.train_len)} tokens here"
-        + (": the order comes with the context, as attention's part of a step does." if there > as_here else ".")
+        f"Of the claim's {len(pairs)} pairs that were timed at both lengths, {there} are in the claimed order there, {as_here} "
+        + f"at {tokens(study.train_len)} tokens here"
+        + (": the order appears in longer contexts, where attention's share of a step grows." if there > as_here else ".")
     )
 
 

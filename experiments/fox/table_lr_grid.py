@@ -120,7 +120,7 @@ def c31(study: Study) -> Verdict:
         )
         how: dict[str, Any] = dict(below=True, paper="twice as high or more", shown=shown)
         comparisons.append(Comparison(name, difference(chosen, lower), **how))
-    sentence = f"Best rates: {'; '.join(parts)}. Head sizes, of which the claim speaks too, are not varied here."
+    sentence = f"Best rates: {'; '.join(parts)}. The paper's claim is also about head sizes, which are not varied here."
     return decide(sentence, comparisons, absent)
 
 
@@ -143,12 +143,12 @@ def rates_tried(study: Study) -> str:
             unstable.append(f"{title(model)} {', '.join(shares)} ({word})")
     sentences = {
         "Best rates: {}.": "; ".join(parts),
-        "At the edge of what was tried, so that a better one may lie beyond: {}.": ", ".join(edges),
+        "Best at the edge of the grid, so that a better rate may lie beyond it: {}.": ", ".join(edges),
         f"Steps after warm-up with a gradient norm above {SPIKE} times the median: {{}}.": "; ".join(unstable),
-        "Training curves are not stored for {}: whether these rates were unstable cannot be told.": ", ".join(unknown),
+        "Training curves are not stored for {}: whether training was unstable there is unknown.": ", ".join(unknown),
     }
     told = [sentence.format(what) for sentence, what in sentences.items() if what]
-    return " ".join(told) or "Cannot be told: no model was evaluated at several rates."
+    return " ".join(told) or "Unknown: no model was evaluated at several rates."
 
 
 def _as_good(one: LossCurve, best: LossCurve) -> bool:

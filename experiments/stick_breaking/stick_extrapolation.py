@@ -166,7 +166,7 @@ def s6(study: Study) -> Verdict:
     worst = Estimate(float(np.abs(ratios - 0.5).max()), 0.0)
     name = "largest distance of a ratio of neighbours' weights from 1/2"
     sentence = f"The weights of distances 1 to {DISTANCES} fall by factors of {ratios.min():.4f} to {ratios.max():.4f}."
-    why = "It follows from the definition of the weights: a mistake in the code alone could have missed it."
+    why = "It follows from the definition of the weights: only a mistake in the code could violate it."
     return by_construction(decide(sentence, [Comparison(name, worst, S6_TOLERANCE, below=True, unit="")]), why)
 
 
