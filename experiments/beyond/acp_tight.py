@@ -68,7 +68,7 @@ def summary(study: Study):
     machines = {str(rows["machine"].iloc[0]) for _, rows, _ in times}
     note = f"{about(study)} Each at its training context, {tile_note(tuple(found))}."
     if any(each.axes["pruning"] == "unpruned" for each in found):
-        note += " What was trained without pruning is pruned by ACP's rule."
+        note += " Models trained without pruning are pruned by ACP's rule."
     for machine in sorted(machines):
         note += f" Times on {machine}{', which skips only what all heads do' if is_cpu(machine) else ''}."
     note += f" {different}" if (different := by_code(study)) else ""

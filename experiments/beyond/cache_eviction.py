@@ -226,14 +226,14 @@ def summary(study: Study) -> Table:
         values[model] = [float(each.bytes_SDP[..., -1].mean()) / 2**20, each.share, each.losses_SD["loss"].mean(axis=1),
                          each.change, float(np.log(max(each.heads["dropped"].max(), LEAST)))]  # fmt: skip
     note = (
-        f"{about(study)} After {tokens(first.positions[-1])} tokens, of which a Transformer of the same shape keeps "
-        f"{first.whole_P[-1] / 2**20:.2f} MiB. Promised: a query loses less than e^{first.log_tolerance:g} of "
-        "its probability; measured: all queries of one document. In square brackets: 95% intervals over "
+        f"{about(study)} After {tokens(first.positions[-1])} tokens, for which a Transformer of the same shape keeps "
+        f"{first.whole_P[-1] / 2**20:.2f} MiB. Guaranteed: a query loses less than e^{first.log_tolerance:g} of "
+        "its probability; measured on all queries of one document. In square brackets: 95% intervals over "
         "documents by source and seeds (of fewer than three pooled over repeated trainings)."
     )
     if told := [title(model) for model, each in found.items() if each.ahead]:
         note += (
-            f" {', '.join(told)} is told the text: without QK-norm the bound takes the norms of all queries and keys, those to "
-            "come included, which no cache knows while it decodes."
+            f" {', '.join(told)} knows the whole text: without QK-norm the bound needs the norms of all queries and keys, also "
+            "of future tokens, which a cache cannot know while it decodes."
         )
-    return over_seeds("Cache of a FoX that lets go of what no later token sees", columns, values, note)
+    return over_seeds("Cache of a FoX that evicts keys which no later token sees", columns, values, note)

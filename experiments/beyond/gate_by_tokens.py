@@ -216,12 +216,12 @@ def summary(study: Study) -> Table:
     }
     note = (
         f"{about(study)} "
-        "In square brackets: 95% intervals, of what was measured over documents by source and seeds (of fewer than "
-        "three pooled over repeated trainings). The law, worth = a tokens^-b, is fitted to the worths at all smaller "
-        "numbers of tokens, in the paper's line to all that are stored, and has no number where they refute it "
-        f"(p < {REFUTED}){''.join(f'; {words}' for words in _refuted(found))}. Its interval follows from theirs, as if they "
-        "shared no noise, and is wider where they lie off it by more than noise. Beyond the most tokens that were "
-        "trained on it is an extrapolation, and the paper's model is another one, of 360M parameters. Peak learning "
+        "In square brackets: 95% intervals, for measurements over documents by source and seeds (of fewer than "
+        "three pooled over repeated trainings). The law, worth = a tokens^-b, is fitted to the measurements at all smaller "
+        "numbers of tokens (in the paper's line to all), and no number is given if they refute it "
+        f"(p < {REFUTED}){''.join(f'; {words}' for words in _refuted(found))}. Its interval follows from theirs, as if their "
+        "noise were independent, and is wider if they deviate from the law by more than noise. Beyond the most training "
+        "tokens the law is an extrapolation, and the paper's model is a different one, of 360M parameters. Peak learning "
         "rates are the same at all numbers of tokens."
     )
     caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's, by training tokens"

@@ -270,8 +270,8 @@ def summary(study: Study) -> Table:
         f"{about(study)} Mean over {tokens(study.train_len)} tokens of context. "
         "Two rows whose difference has an interval with 0 in it cannot be told apart.",
         rates(study, curves),
-        f"Not measured, a dash or no column, of how many models: {missing}." if (missing := absent(study, curves)) else "",
-        f"Of fewer seeds: {'; '.join(fewer)}." if fewer else "",
+        f"Models without a measurement (a dash or no column): {missing}." if (missing := absent(study, curves)) else "",
+        f"With fewer seeds: {'; '.join(fewer)}." if fewer else "",
     )
     return over_seeds("Loss beside FoX (Pro), and what other figures measured", columns, values, " ".join(filter(None, notes)))
 

@@ -47,13 +47,11 @@ def summary(study: Study) -> Table:
         own = found[model]
         losses: list[Cell] = [own[rate].log_p(own[rate].train_len) if rate in own else None for rate in rates]
         cells[title(model)] = [*losses, best_of(own), _behind(found, model)]
-    note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds; that a best rate was picked "
+    note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds, which do not include that "
     whole = get_scale(study.scale)
     here, there = (millions(each.train_tokens) for each in (for_ablations(whole), whole))
-    note += (
-        f"by the same losses is not in them. Trained on {here} tokens; the figure of FoX among its successors is of {there}, "
-    )
-    note += "where the order can be another."
+    note += f"best rates were picked by the same losses. Trained on {here} tokens; the figure of FoX among its successors has "
+    note += f"{there}, where the order may differ."
     return over_seeds(f"Mean loss up to {tokens(study.train_len)} (nats) by peak learning rate", columns, cells, note)
 
 

@@ -188,8 +188,8 @@ def summary(study: Study) -> Table:
         Column("lead", "lead of FoX (nats)", 4, style="signed"),
         Column("lead_percent", "in perplexity (%)", 1, style="signed"),
     ]
-    note = f"{about(study, corpus=False)} Last quarter of the training context; of a lead, the stored band of positions"
-    note += " that it lies in where that is longer. In square brackets: 95% interval."
+    note = f"{about(study, corpus=False)} Over the last quarter of the training context; leads over the stored band of"
+    note += " positions that contains it, if that is longer. In square brackets: 95% interval."
     return over_seeds("FoX against the Transformer by size, tokens and context", columns, values, note)
 
 

@@ -56,9 +56,9 @@ def summary(study: Study) -> Table:
     paper = {label: [line.get(column.key) for column in kept] for label, line in theirs.items()}
     note = (
         f"{about(study, corpus=False)} Measured on {_place(rows)}, context {tokens(rows['seq_len'].iloc[0])}, "
-        "with fresh weights; in square brackets the range of the repetitions. Relative speeds are those of steps that "
+        "with untrained weights; in square brackets the range of the repetitions. Relative speeds are those of steps that "
         "alternated with Transformer (LLaMA)'s in one process. Speeds depend on the GPU and its kernels: only ratios between "
-        "models can be set beside the paper's (760M, context 16k, four L40S). Counts "
+        "models can be compared with the paper's (760M, context 16k, four L40S). Counts "
         "are truncated as in the paper (which rounds the FLOPs of HGRN2)."
     )
     return Table("Parameters, FLOPs and training throughput", kept, values, note, paper, ranges=ranges)

@@ -93,7 +93,7 @@ def summary(study: Study) -> Table:
     note = about(study)
     chosen = [f"{title(model)} {line['peak_lr']:g}" for model, line in read("table5_peak_lr.csv").items() if model in models]
     note += f" The paper's choice at 760M and 48B tokens: {', '.join(chosen)}." if chosen else ""
-    note += f" Best at the edge of what was tried: {', '.join(edges)}." if edges else ""
+    note += f" Best at the edge of the grid: {', '.join(edges)}." if edges else ""
     columns = [Column(model, title(model), 3, "lower") for model in models]
     return over_seeds(f"Learning rates: {what}", columns, cells, note)
 
