@@ -116,7 +116,7 @@ def gpus() -> list[str]:
 
 
 def places(slots: int | None, processes: int, device: str) -> list[str]:
-    """Return the GPU of each slot; on CPUs a slot is a core. ValueError if the slots are none, or too few for a training."""
+    """Return the GPU of each slot; on CPUs a slot is a core. ValueError if there are none, or too few for a training."""
     for flag, value in (("slots", slots), ("processes", processes)):
         if value is not None and value < 1:
             raise ValueError(f"--{flag} {value}: give at least 1.")
@@ -130,7 +130,7 @@ def places(slots: int | None, processes: int, device: str) -> list[str]:
 
 
 def _apart(free: list[str]) -> int:
-    """Count the processes of one training that fit into the free slots; each needs a GPU of its own."""
+    """Count the processes of one training that fit into these slots; on GPUs each needs one of its own."""
     return len(free) if "" in free else len(set(free))
 
 
