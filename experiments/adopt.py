@@ -1,7 +1,7 @@
 """Published checkpoints as runs: `python -m experiments adopt FOLDER --as fox_pro --scale 760m-48b --data ...`.
 
-The run's identity holds the digest of the weights and the tokeniser. Plans take an adopted run for the unchanged recipe of its
-name, scale and seed 0, instead of training it; beside trainings of that recipe, or in their place, it is refused."""
+The run's identity includes the digest of the weights and the tokeniser. A plan uses an adopted run for the unchanged recipe of
+its name, scale and seed 0 instead of training one. An adopted run is refused where a training of that recipe exists."""
 
 import datetime
 import hashlib
@@ -26,14 +26,14 @@ SWITCHES = (
     *("use_output_gate", "use_output_norm", "use_k_shift", "use_v_shift", "qk_norm"),
     *("window_size", "use_rope", "decay_time_min", "decay_time_max", "stick_remainder"),
 )
-"""Fields that tell one recipe from another."""
+"""Fields that distinguish recipes."""
 PADDING = 1024
-"""Vocabularies are padded to a multiple of less than this."""
+"""Limit to the padding of a vocabulary."""
 
 
 def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | None:
-    """The adopted run that stands for `recipe`, if there is one. ValueError if there are several, it is for other data, or a
-    training of ours is there, too."""
+    """Return the adopted run that replaces training `recipe`, if there is one. ValueError if there are several, if it was
+    adopted for another corpus, or if a training of ours exists, too."""
     if recipe.model or recipe.train or recipe.seed or recipe.task:
         return None
     found = []
@@ -55,24 +55,23 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
 
 
 def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, runs_dir: Path) -> RunFolder:
-    """Make a finished run of the checkpoint in `folder` (ours or the authors' format). ValueError: no checkpoint there, files
-    that are not those of its manifest, weights that do not fit, a model that is not the recipe's, a vocabulary of another
-    size than the corpus's, another one was adopted, or a tokeniser that is not that of the corpus, as far as this is `prepared`
-    in a folder."""
+    """Make a finished run of the checkpoint in `folder` (our format or the authors'). ValueError if there is no checkpoint, if
+    files differ from its manifest, if weights do not fit, if the model is not the recipe's, if the vocabulary's size or (if the
+    corpus is `prepared` in a folder) the tokeniser differs from the corpus's, or if another checkpoint was adopted before."""
     from models.build import load_model, spec_of
 
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; name one with config.json and safetensors.")
     if (folder / "export").is_dir() and not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is the folder of a run: name {folder / 'export'}, which holds its model.")
+        raise ValueError(f"{folder} is the folder of a run: name {folder / 'export'}, which contains its model.")
     manifest.check(folder)
     plain, found = recipe.run_spec(data), spec_of(load_model(folder))
     if said := apart(found, plain.model):
-        raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name what it is with --as and --scale.")
+        raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name its own with --as and --scale.")
     if not data.vocab_size <= found.vocab_size < data.vocab_size + PADDING:
         sizes = f"{folder} has a vocabulary of {found.vocab_size}, {data.tokenizer} one of {data.vocab_size}"
         raise ValueError(f"{sizes}: name the tokeniser that it was trained with by --tokenizer.")
-    if data.tokenizer.startswith("bpe-"):  # its name and size are those of any other text's
+    if data.tokenizer.startswith("bpe-"):  # name and size are the same whatever text it was trained on
         if not tokenizer_files(folder):
             unknown = f"{folder} has no tokeniser to check against the corpus ({data.tokenizer})"
             raise ValueError(f"{unknown}: put its tokenizer.json beside the weights.")
@@ -81,10 +80,10 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, r
     spec = replace(plain, model=found, weights=_digest(folder))
     for other in (path.parent for path in _adopted(runs_dir, recipe) if path.parent.name != spec.folder_name):
         remedy = "delete that folder first, or adopt into another --runs-dir."
-        raise ValueError(f"{other} is adopted as {recipe.name} at {recipe.scale} already, and there can be one: {remedy}")
+        raise ValueError(f"{other} is adopted as {recipe.name} at {recipe.scale} already, and only one can be: {remedy}")
     _refuse_beside_own(runs_dir, recipe, data, spec)
     run = RunFolder.create(runs_dir / recipe.scale / spec.folder_name, spec)
-    if run.export_fault(digests=True) is not None:  # it is not there, or was damaged since
+    if run.export_fault(digests=True) is not None:  # missing or damaged
         partial = run.path / "export.partial"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(folder, partial)
@@ -97,26 +96,26 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, r
 
 
 def _adopted(runs_dir: Path, recipe: Recipe) -> list[Path]:
-    """Return the files that say which run folders were adopted as this model at this scale."""
+    """Return the files that mark run folders as adopted, for this model at this scale."""
     return sorted((runs_dir / recipe.scale).glob(f"{recipe.name}-*/adopted.json"))
 
 
 def _refuse_beside_own(runs_dir: Path, recipe: Recipe, data: DataSpec, adopted: RunSpec) -> None:
-    """Raise ValueError where the run that an adopted one would stand for has been begun here."""
+    """Raise ValueError if training the run that an adopted one would replace has begun here."""
     for begun in (runs_dir / recipe.scale).glob(f"*-{recipe.run_spec(data).run_id}/provenance.jsonl"):
         remedy = "keep the two apart with --runs-dir FOLDER and --results-dir FOLDER."
-        raise ValueError(f"{begun.parent} is a training of seed 0, whose place {adopted.folder_name}, adopted, takes: {remedy}")
+        raise ValueError(f"{begun.parent} is a training of seed 0, which the adopted {adopted.folder_name} replaces: {remedy}")
 
 
 def apart(found: ModelSpec, wanted: ModelSpec) -> str:
-    """Say in which switches a model is another than is wanted; empty where it is that one."""
+    """Say in which of SWITCHES a model differs from the one wanted; empty if in none."""
     mine, theirs = vars(found), vars(wanted)
     other = [name for name in SWITCHES if name in mine and name in theirs and mine[name] != theirs[name]]
     return ", ".join(f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in other)
 
 
 def _digest(folder: Path) -> str:
-    """Digest of the weight files that loading opens, and of a tokeniser's where there is one. ValueError: no weights."""
+    """Digest of the weight files that are loaded, and of the tokeniser's files if there are any. ValueError without weights."""
     found = manifest.weights_digest({path.name: manifest.digest(path) for path in weight_files(folder) if path.is_file()})
     if found is None:
         raise ValueError(f"{folder} holds no model.safetensors: convert its weights first (no pickle is ever loaded).")

@@ -1,4 +1,4 @@
-"""Artefacts, the figures and tables there are: one file each in a folder of its paper, found by looking."""
+"""Artefacts, that is figures and tables: one file each in the folder of its paper, found by listing the folders."""
 
 import difflib
 import importlib
@@ -21,20 +21,19 @@ FOLDERS = {
     "fox": "Forgetting Transformer", "acp": "Adaptive computation pruning", "stick_breaking": "Stick-breaking attention",
     "beyond": "Beyond the papers",
 }  # fmt: skip
-"""Folders of figures, with their titles: the papers', and one of what none of them has."""
+"""Folders of figures, with their titles: one per paper, and one for figures that are in no paper."""
 PAPERS = tuple(FOLDERS)[:-1]
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """A figure or table as its file, experiments/PAPER/STEM.py, declares it. The file's docstring is `paper`: `title`, and what
-    it `shows`.
+    """A figure or table as declared by its file, experiments/PAPER/STEM.py. The file's docstring has the form `paper`: `title`,
+    and below it what the artefact `shows`.
 
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
-    table, which is what is drawn where there is no `draw(study)`; `findings(study)`: what they say, in sentences. `axes`: the
-    axes that it can draw, each with the values that it knows or their type; None is the value of a line that does not have the
-    axis. `more(scale, seeds, models)`: the recipes of models that it does not declare, where its lines are not models as they
-    are at a scale. `pictured`: it has a `draw` of its own."""
+    table, which is drawn if there is no `draw(study)`; `findings(study)`: its results in sentences. `axes`: the axes that it
+    can draw, each with its known values or their type; None is the value for a line without the axis. `more(scale, seeds,
+    models)`: the recipes of `--also`, if its lines are not plain models at the scale. `pictured`: it has its own `draw`."""
 
     stem: str
     folder: str
@@ -53,7 +52,7 @@ class Artefact:
     findings: Callable[[Study], Sequence[str]] = lambda study: ()
 
     def recipes(self, scale: Scale, seeds: tuple[int, ...], also: Collection[str]) -> list[Recipe]:
-        """Return what is declared and, where lines are models, those of the models `also`."""
+        """Return the declared recipes and, if lines are models, those of the models in `also`."""
         found = list(self.runs(scale, seeds))
         if self.more:
             more = list(self.more(scale, seeds, also))
@@ -74,8 +73,8 @@ class Artefact:
                 if not (value in known if isinstance(known, Collection) else isinstance(value, known)):
                     has = f"no {axis}" if value is None else f"{axis} = {value!r}"
                     values = ", ".join(map(str, known)) if isinstance(known, Collection) else getattr(known, "__name__", known)
-                    remedy = f"Teach AXES and draw in {file} what it is, or leave the line out of runs there."
-                    raise ValueError(f"{line}: it has {has}, and the figure knows {values or 'no such axis'}. {remedy}")
+                    remedy = f"Add it to AXES and draw in {file}, or leave the line out of runs there."
+                    raise ValueError(f"{line}: it has {has}, but the figure knows {values or 'no such axis'}. {remedy}")
             if labels.setdefault(recipe.series, recipe.label) != recipe.label:
                 raise ValueError(f"{line}: {labels[recipe.series]!r} has the same axes. Give it others in runs in {file}.")
         for (label, model, _), count in Counter((label, *series[1:]) for series, label in labels.items()).items():
@@ -85,17 +84,17 @@ class Artefact:
 
 
 DECLARED = ("runs", "evals", "summary")
-"""Parts that every artefact's file has."""
+"""Names that every artefact's file declares."""
 OPTIONAL = ("draw", "findings", "more", "CLAIMS", "LOOKS", "AXES")
-"""Parts that some have."""
+"""Names that it may declare."""
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
 """Artefacts that `run` makes when none is named: the paper's main experiments, whose runs are shared."""
 
 
 @cache
 def artefacts() -> dict[str, Artefact]:
-    """All artefacts by stem: folder by folder, figures first, in the paper's order. Of those without a number, pictures without
-    claims or findings come last, as the report sets two of them side by side."""
+    """All artefacts by stem: folder by folder, figures first, in the paper's order. Among those without a number, pictures
+    without claims or findings come last, because the report puts two of them side by side."""
     files = ((folder, path.stem) for folder in FOLDERS for path in (Path(__file__).parent / folder).glob("[!_]*.py"))
     return {each.stem: each for each in sorted((_read(*file) for file in files), key=_order)}
 
@@ -104,25 +103,25 @@ def _read(folder: str, stem: str) -> Artefact:
     module = importlib.import_module(f"experiments.{folder}.{stem}")
     absent = [name for name in DECLARED if not hasattr(module, name)]
     if absent:
-        raise ValueError(f"experiments/{folder}/{stem}.py has no {', '.join(absent)}: a figure or table declares them all.")
+        raise ValueError(f"experiments/{folder}/{stem}.py has no {', '.join(absent)}: every figure and table must declare it.")
     heading, _, shows = (module.__doc__ or "").partition("\n\n")
     paper, _, title = heading.removesuffix(".").rpartition(": ")
     if not (paper and shows):
         raise ValueError(
-            f"experiments/{folder}/{stem}.py: its docstring is not PAPER: TITLE. and, a line below, what it shows."
+            f"experiments/{folder}/{stem}.py: its docstring is not `PAPER: TITLE.`, an empty line, and what it shows."
         )
 
     def as_table(study: Study) -> list[Path]:
         return write_table(summary(study), study.folder / "tables" / study.stem)
 
-    summary = lru_cache(maxsize=4)(module.summary)  # the report, pages and drawing ask for it
+    summary = lru_cache(maxsize=4)(module.summary)  # used by the report, the pages and the drawing
     parts = {name.lower(): getattr(module, name) for name in (*DECLARED, *OPTIONAL) if hasattr(module, name)}
     parts |= {"draw": parts.get("draw", as_table), "summary": summary, "pictured": "draw" in parts}
     return Artefact(stem, folder, title, paper, " ".join(shows.split()), **parts)
 
 
 def claims() -> dict[str, Claim]:
-    """All claims of the papers that are judged, by id. ValueError for an id that two have."""
+    """All claims of the papers that are judged, by id. ValueError if two have the same id."""
     found: dict[str, Claim] = {}
     for artefact in artefacts().values():
         for claim in artefact.claims:
@@ -133,20 +132,20 @@ def claims() -> dict[str, Claim]:
 
 
 def chosen(names: Iterable[str]) -> dict[str, Artefact]:
-    """Return the artefacts of these names, or of names that begin so; "all" is every one, no name the main ones. ValueError for
-    a name that none has, or that several begin with."""
+    """Return the artefacts with these names or unique prefixes of names; "all" means every artefact, no name the main ones.
+    ValueError for a name that matches none or several."""
     known = artefacts()
     stems = {stem for name in names for stem in (known if name == "all" else [_meant(name, known)])}
     return {stem: artefact for stem, artefact in known.items() if stem in stems or (not stems and stem in MAIN)}
 
 
 def _meant(name: str, known: Collection[str]) -> str:
-    """Return the name itself or the only one that begins with it. ValueError with what was probably meant."""
+    """Return the name itself, or the only known name that begins with it. ValueError suggests similar names."""
     begin = [stem for stem in known if stem.startswith(name)]
     if name in known or len(begin) == 1:
         return name if name in known else begin[0]
     if begin:
-        raise ValueError(f"{name}: several figures and tables begin so: {', '.join(begin)}.")
+        raise ValueError(f"{name}: several figures and tables begin with it: {', '.join(begin)}.")
     parts = [part for stem in known for part in (stem, *stem.split("_", 1))]
     near = [stem for part in difflib.get_close_matches(name, parts) for stem in known if part in stem]
     choose = f"choose from {', '.join(known)}, or all."

@@ -1,4 +1,4 @@
-"""Collecting: from finished evaluations in run folders to stored rows, and to the lines of a figure. Torch-free."""
+"""Collection of finished evaluations: from run folders to stored rows and to the lines of a figure. Torch-free."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,19 +17,19 @@ from results.provenance import commit_name, is_cpu
 from training.run_folder import RunFolder
 
 BOUND = 0.01
-"""Nats by which another CPU's rounding moves the losses of most trainings at most. What differs by more is judged by seeds."""
+"""Largest difference in nats that another CPU's rounding makes in the losses of most trainings. Others are judged by seeds."""
 ROUNDING = 1e-4
 SPEEDS = ("tokens_per_s", "mfu", "mfu_dense")
-"""Columns of a training's curve that do."""
+"""Columns of a training curve that are not compared: they differ each time."""
 
 
 Relation = Literal["same", "rounded", "other"]
-"""Relation of a folder's training to the first that is stored of its run; rounded: the same up to another CPU's rounding."""
+"""Relation of a folder's training to the first stored training of its run; rounded: the same up to another CPU's rounding."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class LineSpec:
-    """One line that is wanted: `line` without files, its run folder, and the ids of its evaluations."""
+    """One requested line: `line` without files, its run folder, and the ids of its evaluations."""
 
     line: Line
     run: Path
@@ -38,7 +38,7 @@ class LineSpec:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class DrawSpec:
-    """Instructions of an artefact's `draw` job, in a file of JSON."""
+    """Instructions for an artefact's `draw` job, stored as JSON."""
 
     stem: str
     scale: str
@@ -51,7 +51,7 @@ class DrawSpec:
 
     @staticmethod
     def read(path: Path) -> "DrawSpec":
-        """Read the file. ValueError where it cannot be read."""
+        """Read the file. ValueError if it cannot be read."""
         try:
             return _SPEC.validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
@@ -63,14 +63,15 @@ _SPEC = TypeAdapter(DrawSpec)
 
 @dataclass
 class Collected:
-    """Findings of collecting an artefact. `met`, `differing`: evaluations that were stored already, equal up to rounding or not
-    (with the relative difference). `beyond`: those that differ by more, with both numbers and commits. `parted`: run folders of
-    other trainings on CPUs that do. `left_out`: timings, where another CPU's are stored. `beside`: lines drawn from another
-    training of their run than the one that is here."""
+    """Findings of collecting an artefact. `reproduced`: the number of stored evaluations that are reproduced up to rounding.
+    `differing`: evaluations that differ, with the relative difference. `beyond`: evaluations whose mean losses differ by more
+    than rounding explains, with both numbers and commits. `parted`: run folders of CPU trainings that differ by that much.
+    `left_out`: timings that are not stored, because another CPU's are. `beside`: lines that are drawn from another training of
+    their run than the one in the run folder."""
 
     stem: str
     lines: int = 0
-    met: int = 0
+    reproduced: int = 0
     differing: dict[str, float] = field(default_factory=dict)
     beyond: dict[str, str] = field(default_factory=dict)
     parted: dict[Path, str] = field(default_factory=dict)
@@ -79,11 +80,12 @@ class Collected:
 
 
 def collect(spec: DrawSpec) -> Collected | None:
-    """Keep the rows of an artefact's finished evaluations and say in STEM.json what it is drawn from; None if there is nothing.
+    """Store the rows of an artefact's finished evaluations, and write into STEM.json which rows it is drawn from. Returns None
+    if there are no rows.
 
-    Rows that are in the store but in no run folder here are drawn, too, and lines drawn before stay: other seeds, other models.
-    What is stored already stays as it is: a run's record is written only with new rows of it. A line is drawn from one
-    training: the one that it has been drawn from, unless `draw_these` asks for the one that is here."""
+    Stored rows without a run folder here are drawn, too, and earlier lines (other seeds, other models) stay. Nothing that is
+    stored changes: a run's record is only written together with new rows. A line stays with the training that it was drawn
+    from before, unless `draw_these` asks for the one in the run folder."""
     old = read_lines(spec.results_dir, spec.scale, spec.stem)
     drawn = {(line.place, line.run_id): line for line in old}
     collected = Collected(spec.stem)
@@ -97,7 +99,7 @@ def collect(spec: DrawSpec) -> Collected | None:
 
 
 def _line(wanted: LineSpec, old: Line | None, spec: DrawSpec, collected: Collected) -> Line | None:
-    """Keep the rows of one line that are here. Return the line as it is to be drawn, None without rows. `old`: so far."""
+    """Store the rows in one line's run folder. Returns the line to draw, None without rows. `old`: the line drawn so far."""
     line, results_dir = wanted.line, spec.results_dir
     if not RunFolder(wanted.run).spec_file.is_file():
         return None
@@ -119,8 +121,8 @@ def _line(wanted: LineSpec, old: Line | None, spec: DrawSpec, collected: Collect
 
 
 def _refuse_lost(files: Iterable[str], another: bool, spec: DrawSpec) -> None:
-    """Raise ValueError for rows that a line was drawn from and that are gone, with what brings the figure back. `another`: the
-    run folder holds another training than theirs, which does not make them again."""
+    """Raise ValueError, with a remedy, if rows that a line was drawn from are missing. `another`: the run folder has another
+    training than these rows, so that `run` would not make them again."""
     for name in files:
         rows = spec.results_dir / name
         for path in (each for each in (rows, store.meta_path(rows)) if not each.is_file()):
@@ -131,8 +133,8 @@ def _refuse_lost(files: Iterable[str], another: bool, spec: DrawSpec) -> None:
 
 
 def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | None:
-    """Keep the rows of a line that are in its run folder. Return which training they are of: empty for the run's first, the
-    first digits of the weights for another; None where there are none."""
+    """Store the rows in a line's run folder. Returns the training that they belong to: empty for the run's first, the first
+    digits of the weights' digest for another; None if there are no rows."""
     folder, line, results_dir = RunFolder(wanted.run), wanted.line, spec.results_dir
     sources = [eval_id for eval_id in wanted.evals if folder.evaluation_fault(eval_id) is None]
     if not sources:
@@ -144,10 +146,10 @@ def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | 
         collected.parted[folder.path] = far
     own = (folder.weights or "")[:8] if how != "same" else ""
     of_first = {each for each in sources if store.fault_of(_stored_at(wanted, each, results_dir)) is None}
-    if how != "same" and not own:  # nothing to keep them by: they are compared alone
+    if how != "same" and not own:  # without a digest to store them under, rows are only compared
         sources = [each for each in sources if each in of_first]
-    met = of_first if how == "rounded" and not spec.draw_these else ()
-    names = {each: "" if store.is_fresh(each) or each in met else own for each in sources}
+    compared = of_first if how == "rounded" and not spec.draw_these else ()
+    names = {each: "" if store.is_fresh(each) or each in compared else own for each in sources}
     places = {each: _stored_at(wanted, each, results_dir, names[each]) for each in sources}
     if known is None or any(store.fault_of(path) is not None for path in places.values()):
         store.record_run(results_dir, folder.record())
@@ -157,14 +159,14 @@ def _keep_line(wanted: LineSpec, spec: DrawSpec, collected: Collected) -> str | 
 
 
 def _files(wanted: LineSpec, training: str, results_dir: Path) -> dict[str, str]:
-    """Stored rows of a line, of one training and of fresh models, with their digests."""
+    """Stored rows of a line with their digests: those of one training and of untrained models."""
     places = [_stored_at(wanted, each, results_dir, "" if store.is_fresh(each) else training) for each in wanted.evals]
     metas = {path: store.read_evaluation(path, wanted.line.run_id)[1] for path in places if store.fault_of(path) is None}
     return {str(path.relative_to(results_dir)): meta["rows_sha256"] for path, meta in metas.items()}
 
 
 def is_collected(spec: DrawSpec) -> bool:
-    """Return whether an artefact's lines hold every evaluation that is wanted of it, or stay with another training."""
+    """Return whether an artefact's lines hold every requested evaluation, or stay with another training."""
     try:
         there = {line.place: line for line in read_lines(spec.results_dir, spec.scale, spec.stem)}
     except ValueError:
@@ -174,12 +176,12 @@ def is_collected(spec: DrawSpec) -> bool:
 
 
 def drawn_file(results_dir: Path, scale: str, stem: str) -> Path:
-    """Return the file that says that an artefact was drawn, written once all is: a line per file of its drawing."""
+    """Return the file that marks an artefact as drawn. It is written last, and lists the drawing's files, one per line."""
     return results_dir / scale / f".{stem}.drawn"
 
 
 def is_drawn(spec: DrawSpec) -> bool:
-    """Return whether an artefact was drawn to the end after its lines were written, and all files of that are there."""
+    """Return whether an artefact was drawn completely after its lines were written, and all files of the drawing exist."""
     drawn, lines = (place(spec.results_dir, spec.scale, spec.stem) for place in (drawn_file, study_file))
     try:
         names, newer = drawn.read_text().splitlines(), drawn.stat().st_mtime_ns >= lines.stat().st_mtime_ns
@@ -201,8 +203,8 @@ def _is_collected(wanted: LineSpec, line: Line, results_dir: Path) -> bool:
 
 
 def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str = "") -> Path:
-    """Return the place of an evaluation's rows in the store, for a timing of this CPU that of the same timing of another CPU
-    where there is one: a user's CPU adds nothing to what is published."""
+    """Return the path of an evaluation's rows in the store. For a timing of this CPU, that is the path of the same timing of
+    another CPU if there is one: a user's CPU adds nothing to what is published."""
     own = store.rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training)
     source = RunFolder(wanted.run).evals / f"{eval_id}.parquet"
     if training or not eval_id.startswith(kinds.TIMED) or own.is_file() or store.fault_of(source) is not None:
@@ -219,7 +221,7 @@ def _stored_at(wanted: LineSpec, eval_id: str, results_dir: Path, training: str 
 def _keep(
     wanted: LineSpec, eval_id: str, place: Path, training: str, results_dir: Path, collected: Collected, *, rounded: bool
 ) -> None:
-    """Put an evaluation's rows into the store, or say how those that are there differ. `rounded`: they are of another CPU."""
+    """Store an evaluation's rows, or note how stored ones differ. `rounded`: the stored training differs by rounding."""
     folder, name = RunFolder(wanted.run), f"{eval_id} of {wanted.run.name}"
     if place != store.rows_file(results_dir, wanted.line.scale, wanted.line.run_id, eval_id, training):
         collected.left_out.append(name)
@@ -229,7 +231,7 @@ def _keep(
     if difference is None or eval_id.startswith(kinds.TIMED):
         return
     if difference <= ROUNDING:
-        collected.met += 1
+        collected.reproduced += 1
     elif far := _beyond(source, stored, folder.read_spec().train.seq_len):
         if rounded:
             collected.parted.setdefault(folder.path, f"{eval_id}, {far}")
@@ -240,19 +242,19 @@ def _keep(
 
 
 def _beyond(source: Path, stored: Path, train_len: int) -> str:
-    """Say by how much mean losses differ where that is more than rounding ever made; empty where it is not, or of scores."""
+    """Say by how much mean losses differ if that is more than BOUND; empty if it is not, and for evaluations without losses."""
     (here, mine), (there, meta) = store.read_rows(source, store.META), store.read_rows(stored, store.META)
     if meta["kind"] not in LOSSES:
         return ""
     for one, other in zip(*(numbers(meta["kind"], rows, train_len).values() for rows in (here, there)), strict=True):
-        if not abs(one - other) <= BOUND:  # what is no number is no rounding, either
+        if not abs(one - other) <= BOUND:  # NaN is not explained by rounding, either
             return _apart((other, meta["provenance"]), (one, mine["provenance"]))
     return ""
 
 
 def _joined(new: list[Line], old: list[Line]) -> list[Line]:
-    """Return the old lines in their order, each replaced by the new line of its place. A new place comes behind the line that
-    is declared before it, or else before those that are declared after it."""
+    """Merge lines by place: old lines keep their order, and a new line replaces the old one of its place. A new place follows
+    the line that is declared before it, or else precedes those that are declared after it."""
     lines = {line.place: line for line in old}
     order = list(lines)
     for index, line in enumerate(new):
@@ -264,9 +266,9 @@ def _joined(new: list[Line], old: list[Line]) -> list[Line]:
 
 
 def relation(known: dict[str, Any] | None, folder: RunFolder) -> tuple[Relation, str]:
-    """Compare a folder's training with the first in the record `known` of its run. Where nothing tells them apart, they are the
-    same. Where both are of CPUs and yet others (by other code, most likely), say how far apart they ended. ValueError: what the
-    folder knows of its training is damaged."""
+    """Compare a folder's training with the first training in its run's record `known`. They are the same unless something tells
+    them apart. If both ran on CPUs and rounding does not explain the difference (most likely the code differs), also say how
+    far apart they ended. ValueError if the folder's record of its training is damaged."""
     stored = store.trainings_of(known) if known is not None else []
     if known is None or not stored or folder.read_spec().weights or folder.weights == stored[0]["weights"] is not None:
         return "same", ""
@@ -284,12 +286,12 @@ def relation(known: dict[str, Any] | None, folder: RunFolder) -> tuple[Relation,
 
 
 def _apart(stored: tuple[float, dict[str, Any]], here: tuple[float, dict[str, Any]]) -> str:
-    """Say how far two losses are apart, each with the provenance of who found it."""
+    """Say how far two losses are apart, each with the commit and the device that measured it."""
     mine, theirs = (f"{commit_name(maker)} on {maker.get('device')}" for _, maker in (here, stored))
     return f"{here[0]:.4f} nats by commit {mine}, {stored[0]:.4f} stored, by {theirs}"
 
 
 def trained_on_cpu(starts: Sequence[dict[str, Any]]) -> bool:
-    """Tell whether all starts of a training were on CPUs, whose labels end with their threads."""
+    """Return whether all starts of a training ran on CPUs, whose labels end with their threads."""
     devices = [str(start.get("device")) for start in starts]
     return bool(devices) and all(device.endswith(")") and " thread" in device for device in devices)

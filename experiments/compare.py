@@ -1,8 +1,8 @@
-"""Comparison of one's own runs with those that are stored, and of two run folders with each other. Torch-free.
+"""Comparison of your runs with the stored ones, and of two run folders with each other. Torch-free.
 
-Rows of a run folder are compared with those stored of trainings that differ from it in nothing but the seed: does each number
-lie where one more seed would (analysis/prediction.py)? Stored rows of weights that are compared are left out: seeds that were
-trained together for the first time have nothing to meet yet."""
+The rows of a run folder are compared with stored rows of trainings that differ from it only in the seed: does each number lie
+where one more seed would (analysis/prediction.py)? Stored rows of the weights in the compared folders do not count: a seed that
+is trained for the first time has nothing to be compared with."""
 
 import json
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -25,13 +25,13 @@ from experiments.overview import uncut
 from results.provenance import commit_name
 from results.store import META, fault_of, is_fresh, read_rows, read_run, run_file, without_seed
 from training.run_folder import RunFolder
-from training.signals import EXIT_FINISHED, EXIT_NOT_MET
+from training.signals import EXIT_FINISHED, EXIT_NOT_REPRODUCED
 from training.spec import RunSpec
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One number of an evaluation in a run folder; `predicted` is None where nothing is stored of the run with any seed."""
+    """One number of an evaluation in a run folder; `predicted` is None if nothing is stored for any seed of the run."""
 
     run: str
     evaluation: str
@@ -45,7 +45,7 @@ class Compared:
 
 
 def compared(folder: RunFolder, results_dir: Path, ours: frozenset[str]) -> Iterator[Compared]:
-    """Compare every finished evaluation of trained weights in a run folder with what is stored of others than `ours`."""
+    """Compare every finished evaluation of trained weights in a run folder with stored rows of weights not in `ours`."""
     spec = folder.read_spec()
     family = family_of(json.loads(spec.to_json())["model"])
     for path in sorted(folder.evals.glob("*.parquet")):
@@ -64,7 +64,7 @@ def compared(folder: RunFolder, results_dir: Path, ours: frozenset[str]) -> Iter
 
 
 def by_seeds(runs: Iterable[Path], parted: Container[Path], results_dir: Path) -> list[Compared]:
-    """Compare the folders of finished runs that were trained on GPUs or `parted` from what is stored, each once."""
+    """Compare each finished run that was trained on a GPU or is in `parted` with what is stored."""
     folders = [
         folder
         for folder in map(RunFolder, dict.fromkeys(runs))
@@ -82,7 +82,7 @@ def weights_of(folders: Iterable[RunFolder]) -> frozenset[str]:
 
 
 def _stored(results_dir: Path, spec: RunSpec, eval_id: str, ours: frozenset[str]) -> Iterator[pd.DataFrame]:
-    """Yield the stored rows of an evaluation, of all seeds and trainings of a series but those of weights that are `ours`."""
+    """Yield the stored rows of one evaluation for every seed and training of a run, except those of weights in `ours`."""
     kind, _, digest = eval_id.rpartition("-")
     rows = results_dir / spec.scale / "rows" / kind
     for run_id in _series(results_dir / spec.scale / "runs", without_seed(json.loads(spec.to_json()))):
@@ -95,13 +95,13 @@ def _stored(results_dir: Path, spec: RunSpec, eval_id: str, ours: frozenset[str]
 
 @lru_cache(maxsize=256)
 def _series(records: Path, same: str) -> tuple[str, ...]:
-    """Ids of the stored runs of a spec, whatever their seed."""
+    """Ids of the stored runs whose spec without the seed is `same`."""
     found = {path.stem: read_run(path)["spec"] for path in sorted(records.glob("*.json"))}
     return tuple(run_id for run_id, spec in found.items() if without_seed(spec) == same)
 
 
 def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = True) -> bool:
-    """Print where numbers lie, or only those outside. Returns whether they fit their bands, all together (Bonferroni)."""
+    """Print the band of each number, or (`whole` False) of those outside. Returns whether all fit together (Bonferroni)."""
     table = Table("run", "evaluation, number", "here", "stored", "band of one more seed (95%)", "", box=None, pad_edge=False)
     for each in found:
         if whole or each.outside:
@@ -112,15 +112,15 @@ def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = Tr
     outside, nothing = sum(each.outside for each in found), sum(each.predicted is None for each in found)
     told = [f"{len(chances) - outside} of {len(chances)} numbers lie in the band that the stored seeds predict for one more"]
     if unknown := len(found) - len(chances) - nothing:
-        told.append(f"of {unknown} the band is not known: nothing like them was repeated with other seeds")
+        told.append(f"the band of {unknown} is not known: nothing comparable was repeated with other seeds")
     if nothing:
-        told.append(f"of {nothing} nothing is stored to compare with")
+        told.append(f"for {nothing} nothing is stored to compare with")
     fits = min(chances, default=1.0) * len(chances) >= 1 - LEVEL or not chances
     by_chance = f"by chance {(1 - LEVEL) * len(chances):.1f} would lie outside"
     if outside and fits:
-        told.append(f"{by_chance}, and none lies further out than that explains")
+        told.append(f"{by_chance}, and none lies further out than chance explains")
     elif outside:
-        told.append(f"[red]not met[/]: {by_chance}, and none as far as one does")
+        told.append(f"[red]not reproduced[/]: {by_chance}, but none as far out as one does here")
     console.print("; ".join(told))
     return fits
 
@@ -131,7 +131,7 @@ def _cells(each: Compared) -> tuple[str, str, str]:
         return "-", "-", "nothing stored"
     count = len(predicted.stored)
     stored = f"{predicted.mean:.4f} ({count} training{'s' * (count > 1)})"
-    if predicted.noise is None or predicted.band is None:  # which are one
+    if predicted.noise is None or predicted.band is None:  # both are None together
         return stored, "unknown", "no seeds repeated"
     low, high = predicted.band
     df = f"{predicted.noise.df:.0f} df{', ' * bool(predicted.noise.where)}{predicted.noise.where}"
@@ -140,7 +140,7 @@ def _cells(each: Compared) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A training as it is compared step by step: its spec, a row per step, all its starts."""
+    """A training to be compared step by step: its spec, a row per step, all its starts."""
 
     name: str
     spec: dict[str, Any]
@@ -148,7 +148,7 @@ class Training:
     starts: Sequence[dict[str, Any]]
 
     def told(self) -> dict[Any, Any]:
-        """All that the spec says, and the first start of code and machine (the device's name holds the threads), flat."""
+        """Return a flat dict of the spec and of the first start's code and machine (a CPU's name includes its threads)."""
         first = self.starts[0] if self.starts else {}
         kept = ("python", "versions", "device", "world_size", "deterministic", "parallel", "micro_batch_tokens")
         values = {**self.spec, "starts": len(self.starts), **{name: first[name] for name in kept if name in first}}
@@ -156,7 +156,7 @@ class Training:
 
 
 def training_of(folder: RunFolder) -> Training:
-    """Read a run folder, finished or not. ValueError where it holds no step yet."""
+    """Read a run folder, finished or not. ValueError if it has no steps yet."""
     rows = folder.read_metrics() if folder.metrics_file.is_file() else []
     if not rows:
         raise ValueError(f"{folder.path} has no steps to compare: train it first.")
@@ -164,7 +164,7 @@ def training_of(folder: RunFolder) -> Training:
 
 
 def stored_training(folder: RunFolder, results_dir: Path) -> Training | None:
-    """Return the stored curve of a folder's run; None where there is none, or only that of the folder itself."""
+    """Return the stored curve of a folder's run; None if there is none, or only the folder's own."""
     spec = folder.read_spec()
     record = run_file(results_dir, spec.scale, spec.run_id)
     for path in sorted((results_dir / spec.scale / "rows" / "training_curve").glob(f"{spec.run_id}-*.parquet")):
@@ -177,7 +177,7 @@ def stored_training(folder: RunFolder, results_dir: Path) -> Training | None:
 
 
 def print_parting(one: Training, other: Training, console: Console) -> None:
-    """Print where two trainings part, and all that their specs and provenance say otherwise."""
+    """Print the step at which two trainings part, and every difference between their specs and provenance."""
     console.print(f"a: {one.name}\nb: {other.name}", markup=False)
     a, b = one.told(), other.told()
     table = Table("", "a", "b", box=None, pad_edge=False)
@@ -201,8 +201,8 @@ def print_parting(one: Training, other: Training, console: Console) -> None:
 
 
 def compare(folders: Sequence[Path], results_dir: Path, console: Console, *, named: bool) -> int:
-    """Compare run folders with what is stored; two that are `named` with each other. Returns the exit code. ValueError where
-    there was nothing to compare."""
+    """Compare run folders with what is stored, or two that are `named` with each other. Returns the exit code. ValueError if
+    there is nothing to compare."""
     opened = [RunFolder.open(path) for path in folders]
     if named and len(opened) == 2:
         print_parting(training_of(opened[0]), training_of(opened[1]), console)
@@ -217,4 +217,4 @@ def compare(folders: Sequence[Path], results_dir: Path, console: Console, *, nam
         console.print(nothing)
     if stored is not None:
         print_parting(training_of(opened[0]), stored, console)
-    return EXIT_FINISHED if fits else EXIT_NOT_MET
+    return EXIT_FINISHED if fits else EXIT_NOT_REPRODUCED

@@ -1,4 +1,5 @@
-"""Carry a plan out on this machine: corpora, runs, evaluations, figures, report, and whether what was stored has been met."""
+"""Execute a plan on this machine: prepare corpora, train, evaluate, draw figures and the report, and check that stored results
+are reproduced."""
 
 import math
 import sys
@@ -23,11 +24,11 @@ from experiments.plan import Plan, check, write_specs
 from experiments.render import render_all
 from results.atomic import alone, check_writable
 from training.command_line import short
-from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_MET
+from training.signals import EXIT_ERROR, EXIT_FINISHED, EXIT_NOT_REPRODUCED
 
 
 def prepare_corpora(plan: Plan, console: Console) -> None:
-    """Tokenise the plan's corpora unless they are there; then check once more what the evaluations ask of them."""
+    """Tokenise the plan's missing corpora, then check again that all corpora suit their evaluations."""
     say = partial(console.print, style="yellow", markup=False)
     for corpus in (each for each in plan.corpora if isinstance(each, CorpusPlan)):
         if corpus.notice:
@@ -43,8 +44,8 @@ def prepare_corpora(plan: Plan, console: Console) -> None:
 
 
 def fetch(plan: Plan, console: Console) -> None:
-    """Have in the local cache what corpora and missing evaluations read from the hub, so that machines without internet do not
-    find out after a training. ValueError for what cannot be had."""
+    """Download to the local cache what corpora and missing evaluations read from the hub, so that a machine without internet
+    fails before training and not after it. ValueError if something cannot be downloaded."""
     for choice in {corpus.tokenizer for corpus in plan.corpora if isinstance(corpus, CorpusPlan)}:
         if not choice.trained:
             choice.load()
@@ -58,18 +59,18 @@ def fetch(plan: Plan, console: Console) -> None:
 
 
 def execute(plan: Plan, slots: int | None, processes: int, console: Console) -> int:
-    """Do what is missing and draw what is whole. Returns 0, 1 if a task failed (everything else is still done), or 3 where what
-    was stored is not met."""
+    """Run every missing task, then draw what has rows. Returns 0, 1 if a task failed (all others are still run), or 3 if stored
+    results are not reproduced."""
     places(slots, processes, plan.request.device)
     for run in plan.runs.values():
         if run.trains:
-            graph.train_task(plan, run, processes)  # refused now, not once corpora are prepared
-    check_writable(plan.request.results_dir, "--results-dir", "choose another")  # and not once all is trained
+            graph.train_task(plan, run, processes)  # raises now, not after the corpora are prepared
+    check_writable(plan.request.results_dir, "--results-dir", "choose another")  # now, not after training
     print_idle(plan, console)
     prepare_corpora(plan, console)
     write_specs(plan)
-    # A trained model is evaluated before the next one is trained: what is finished then stays, whatever comes. Of the rest
-    # the most work first: begun last, it would keep one slot busy while the others stand idle.
+    # Evaluate a trained model before training the next one, so that its results are kept if the command is interrupted. Start
+    # the longest tasks first: a long one that starts last would keep one slot busy while the others idle.
     todo = [task for task in graph.tasks(plan, processes=processes) if task.kind != "draw"]
     todo.sort(key=lambda task: (task.kind == "train", -task_flops(task)))
     failed = run_tasks(todo, slots, processes, plan.request.device, console) if todo else []
@@ -78,14 +79,14 @@ def execute(plan: Plan, slots: int | None, processes: int, console: Console) -> 
     code = draw([*plan.drawings.values()], console)
     if failed:
         told = f"{len(failed)} of {len(todo)} tasks failed or could not start"
-        console.print(f"[red]{told}[/]; the same command tries them again, once what they say is mended")
+        console.print(f"[red]{told}[/]; fix the errors above, then repeat the command to try them again")
     return 1 if failed else code
 
 
 def draw(specs: Sequence[DrawSpec], console: Console) -> int:
-    """Collect and draw artefacts of a scale, and say whether what was stored is met: on a CPU within rounding or, of trainings
-    that amplify it, within seeds' noise, on a GPU within seeds' noise. Returns the exit code: 1 if one could not be drawn, 2 if
-    none has rows, 3 if something was not met."""
+    """Collect and draw artefacts of a scale, and report whether stored results are reproduced: on a CPU within rounding (within
+    seeds' noise if training amplifies the rounding), on a GPU within seeds' noise. Returns the exit code: 1 if an artefact
+    could not be drawn, 2 if none has rows, 3 if a result was not reproduced."""
     scale, results_dir = specs[0].scale, specs[0].results_dir
     found, runs, broken = list[Collected](), list[Path](), list[str]()
     results_dir.mkdir(parents=True, exist_ok=True)
@@ -108,22 +109,23 @@ def draw(specs: Sequence[DrawSpec], console: Console) -> int:
     alone = {f"training of {run.name}": text for run, text in parted.items() if run.name not in known}
     for run, text in parted.items():
         if run.name in known:
-            console.print(f"[yellow]parted[/] training of {run.name}: {text}; the band of one more seed judges its rows")
-    met = _say_what_was_met(found, alone, console)
+            console.print(f"[yellow]parted[/] training of {run.name}: {text}; its rows are judged by the band of one more seed")
+    reproduced = _report_reproduced(found, alone, console)
     fits = print_bands(banded, console, whole=False) if banded else True
-    return 1 if broken else EXIT_FINISHED if met and fits else EXIT_NOT_MET
+    return 1 if broken else EXIT_FINISHED if reproduced and fits else EXIT_NOT_REPRODUCED
 
 
 def alone_in(results_dir: Path, console: Console) -> AbstractContextManager[None]:
-    """Hold a results folder for this process: lines of figures and records of runs are read, joined and written again, and what
-    is drawn must all be of the same rows. What is trained is drawn also where the file system knows no locks."""
+    """Lock a results folder: lines of figures and records of runs are read, merged and rewritten, and everything must be drawn
+    from the same rows. On a file system without locks, this does nothing."""
     waits = partial(console.print, f"another command is drawing into {escape(str(results_dir))}; waiting for it ...")
     return alone(results_dir / ".lock", waits, needed=False)
 
 
-def _say_what_was_met(found: Sequence[Collected], alone: Mapping[str, str], console: Console) -> bool:
-    """Return whether all that was stored was met, up to rounding. `alone`: trainings that parted and no seeds judge."""
-    met = sum(each.met for each in found)
+def _report_reproduced(found: Sequence[Collected], alone: Mapping[str, str], console: Console) -> bool:
+    """Report which stored results were reproduced, and return whether all were, up to rounding. `alone`: trainings that parted
+    and have no seeds to be judged by."""
+    reproduced = sum(each.reproduced for each in found)
     differing = {name: difference for each in found for name, difference in each.differing.items()}
     beyond = {**alone, **{name: text for each in found for name, text in each.beyond.items()}}
     left_out = {name for each in found for name in each.left_out}
@@ -131,27 +133,27 @@ def _say_what_was_met(found: Sequence[Collected], alone: Mapping[str, str], cons
     if beside:
         some = "; ".join(beside[:SHOWN]) + " ..." * (len(beside) > SHOWN)
         console.print(
-            f"{len(beside)} lines stay drawn from other trainings of their runs than these run folders hold; rows of both are "
-            f"kept, and `--draw-these-trainings` draws from these: {some}"
+            f"{len(beside)} lines are still drawn from other trainings of their runs than these run folders hold; rows of both "
+            f"are stored, and `--draw-these-trainings` draws from the run folders: {some}"
         )
     if left_out:
-        console.print(f"{len(left_out)} timings of this CPU stay in their run folders: those of another CPU are stored")
-    if met or differing or beyond:
-        more = f", {len(beyond)} by more than rounding makes" if beyond else ""
-        console.print(f"{met} stored evaluations were met within rounding, {len(differing) + len(beyond)} were not{more}")
+        console.print(f"{len(left_out)} timings of this CPU stay in their run folders: timings of another CPU are stored")
+    if stored := reproduced + len(differing) + len(beyond):
+        more = f", {len(beyond)} differ by more than rounding explains" if beyond else ""
+        console.print(f"{reproduced} of {stored} stored evaluations were reproduced within rounding{more}")
     if differing:
         console.print(
-            "another processor or library rounds otherwise, and training carries that on: mean losses are less than "
-            f"{BOUND} nats apart (no bound is known of scores and texts); the most different:"
+            "other processors or libraries round differently, and training amplifies that: mean losses are at most "
+            f"{BOUND} nats apart (no bound is known for scores and texts); the largest differences:"
         )
     for name, difference in sorted(differing.items(), key=lambda item: -item[1])[:SHOWN]:
         how = f"by {difference:.1e} of the largest value" if math.isfinite(difference) else "in its texts"
-        console.print(f"[yellow]differs[/] {name}: {how}; what was stored first is drawn")
+        console.print(f"[yellow]differs[/] {name}: {how}; the rows that were stored first are drawn")
     for name, text in list(beyond.items())[:SHOWN]:
-        console.print(f"[red]not met[/] {name}: {text}")
+        console.print(f"[red]not reproduced[/] {name}: {text}")
     if beyond:
         console.print(
-            "rounding does not explain that: look at what changed in the code between the commits (+: changes that are in "
-            "none), and with `python -m experiments compare FOLDER` at where the training parts"
+            "rounding does not explain that: look for what changed in the code between the commits (+: with uncommitted "
+            "changes), and with `python -m experiments compare FOLDER` for the step at which the trainings part"
         )
     return not beyond

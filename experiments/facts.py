@@ -1,4 +1,4 @@
-"""Facts of a results folder that prose asks for, each computed from rows. Torch-free."""
+"""Facts of a results folder for the pages of prose, each computed from rows. Torch-free."""
 
 import json
 import math
@@ -30,7 +30,7 @@ MAIN = "fig2_per_token_loss"
 
 
 class Facts:
-    """Rows, curves and verdicts of one results folder, each read when first asked for."""
+    """Rows, curves and verdicts of one results folder, each read when first used."""
 
     def __init__(self, results_dir: Path, studies: Iterable[Study] = ()):
         self.results_dir = results_dir
@@ -39,7 +39,7 @@ class Facts:
         self.measured = cache(lambda kind: read(kind, results_dir / FOLDER.name))
 
     def other(self, folder: str) -> "Facts":
-        """Return the facts of a results folder within this one."""
+        """Return the facts of a results folder inside this one."""
         return Facts(self.results_dir / folder)
 
     def study(self, stem: str = MAIN, scale: str = "mini") -> Study:
@@ -48,7 +48,7 @@ class Facts:
         return self._studies[stem, scale]
 
     def _claims(self, scale: str) -> dict[str, tuple[Claim, Verdict]]:
-        """Every claim with its verdict, artefact by artefact."""
+        """Return every claim with its verdict, by id."""
         found: list[tuple[Claim, Verdict]] = []
         nothing = not_measured("Nothing is stored for this artefact.")
         for stem, artefact in artefacts().items():
@@ -60,12 +60,12 @@ class Facts:
         return self.claims(scale)[claim][1]
 
     def by_status(self, scale: str = "mini") -> dict[str, list[str]]:
-        """Claims by verdict."""
+        """Ids of claims by verdict."""
         claims = self.claims(scale)
         return {status: [claim for claim in claims if claims[claim][1].status is status] for status in Status}
 
     def verdicts_apart(self, other: "Facts", scale: str = "mini") -> list[str]:
-        """Claims of which another results folder has another verdict, where both measured it."""
+        """Ids of claims that both results folders measured, with different verdicts."""
         left = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
         pairs = {
             claim: (verdict.status, other.verdict(claim, scale).status) for claim, (_, verdict) in self.claims(scale).items()
@@ -73,7 +73,7 @@ class Facts:
         return [claim for claim, pair in pairs.items() if pair[0] != pair[1] and not set(pair) & set(left)]
 
     def kept(self, name: str) -> dict[str, Any]:
-        """Return what a JSON file of the folder holds."""
+        """Return the contents of a JSON file in the folder."""
         held: dict[str, Any] = json.loads((self.results_dir / name).read_text())
         return held
 
@@ -84,8 +84,8 @@ class Facts:
         return artefacts()[stem].findings(self.study(stem, scale))
 
     def spent(self, size: str, recall: bool | None = None) -> dict[str, Any]:
-        """Runs of all scales of a size (on recall, on texts, or both), how many have no start on record, their fewest and most
-        parameters, tokens and GPU-hours, and how often the text was read by the longest."""
+        """Totals over the runs of all scales of a size (on recall, on texts, or both): runs, runs without a recorded start,
+        tokens and GPU-hours; fewest and most parameters; and the most epochs of any run."""
         folders = [each for each in self.results_dir.iterdir() if size_of(each.name) == size]
         records = [read_run(path) for folder in folders for path in (folder / "runs").glob("*.json")]
         records = [each for each in records if recall in (None, bool(each["spec"]["data"].get("recall")))]
@@ -99,8 +99,7 @@ class Facts:
         return {"runs": len(records), "unstarted": unstarted, "tokens": count, "hours": hours, "epochs": read_most, **sizes}
 
     def size(self, scale: str) -> dict[str, float]:
-        """Parameters of the main models from fewest to most, median minutes of a run with all its starts, and how often it
-        read the text."""
+        """Fewest and most parameters of the main models, median minutes of a run with all its starts, and the most epochs."""
         study = self.study(MAIN, scale)
         starts = [start for record in study.runs.values() for start in record["starts"]]
         params = [start["params"] for start in starts]
@@ -109,13 +108,13 @@ class Facts:
         return {"fewest": min(params), "most": max(params), "minutes": minutes, "epochs": epochs}
 
     def _trained(self, scale: str) -> dict[str, Study]:
-        """Artefacts with trained lines, by what the papers call them."""
+        """Studies of artefacts with trained lines, by the papers' names for them, or else by title."""
         there = [each for each in artefacts().values() if study_file(self.results_dir, scale, each.stem).is_file()]
         studies = {each.paper if each.folder in PAPERS else each.title: self.study(each.stem, scale) for each in there}
         return {name: study for name, study in studies.items() if any(line.is_trained for line in study.lines)}
 
     def seeds(self, scale: str = "mini") -> dict[str, list[str]]:
-        """Artefacts of which each line has one seed, some have more, or all have."""
+        """Names of artefacts by how many lines have several seeds: none ("one"), some, or all."""
         found: dict[str, list[str]] = {"one": [], "some": [], "all": []}
         for name, study in self._trained(scale).items():
             fewest, most = min(study.seed_counts.values()), max(study.seed_counts.values())
@@ -123,8 +122,8 @@ class Facts:
         return found
 
     def trainings(self, scale: str = "mini") -> dict[str, Any]:
-        """Count the trainings that are drawn, those whose weights nobody took down, and those of code that no commit has; and
-        name the models of those whose bits need not repeat."""
+        """Count the trainings that are drawn, those without a recorded digest of their weights, and those of uncommitted code;
+        name the models of those that are not deterministic."""
         studies = self._trained(scale).values()
         lines = {line.run_id: (line, study.runs[line.run_id]) for study in studies for line in study.lines if line.is_trained}
         unnamed = sum(line.weights is None for line, _ in lines.values())
@@ -133,7 +132,7 @@ class Facts:
         return {"all": len(lines), "unnamed": unnamed, "changed": changed, "varying": sorted(set(free))}
 
     def above_training(self, study: Study) -> dict[str, tuple[float, float]]:
-        """Least and most by which held-out losses are above final training losses, of recurrent models and of others."""
+        """Least and most excess of held-out over final training losses, for recurrent models and for others."""
         found: dict[str, list[float]] = {"recurrent": [], "others": []}
         for curve in loss_curves(study):
             trained = [study.final_loss(line) or math.nan for line in study.lines if line.run_id in curve.run_ids]
@@ -143,11 +142,11 @@ class Facts:
         return {name: (min(gaps), max(gaps)) for name, gaps in found.items()}
 
     def at_half(self) -> dict[str, LossCurve]:
-        """Models of half the training tokens, each at its best peak learning rate."""
+        """Curves of the models trained on half the tokens, each at its best peak learning rate."""
         return {model: rates[best_of(rates)] for model, rates in by_rate(self.study("table_lr_grid")).items()}
 
     def at_rate(self, model: str, rate: float) -> LossCurve:
-        """Losses of trainings at another peak learning rate than the one that is drawn."""
+        """Return a model's loss curve at another peak learning rate than the one that is drawn."""
         drawn, other = self.study(), Study(self.results_dir, "mini", MAIN)
         line = next(line for line in drawn.lines if line.model == model)
         spec = drawn.spec(line.run_id)
@@ -163,7 +162,7 @@ class Facts:
         return curve
 
     def mfu(self, each: Timed, skipped_share: float) -> tuple[float, float]:
-        """Share of the GPU's peak at which a pruned step runs: FLOPs that are executed, and with skipped ones counted."""
+        """MFU of a pruned training step, counting executed FLOPs only, and counting skipped ones, too."""
         study = self.study("acp_speed")
         line = next(line for line in study.lines if line.axes["context"] == each.context)
         model: Any = RunSpec.from_json(json.dumps(study.spec(line.run_id))).model
@@ -174,12 +173,12 @@ class Facts:
 
     @property
     def place(self) -> tuple[str, str]:
-        """GPU and Triton of the picture of forgetting attention, of which sentences about its speed are."""
+        """GPU and Triton version of the plot of forgetting attention, to which sentences about its speed refer."""
         return drawn_place(compared(self.measured("forgetting_attention")))
 
     def speed(self, provider: str, operation: str, gates: str, narrowest: int = 0, triton: str = "") -> tuple[str, str]:
-        """Least and most times as fast as cuDNN's softmax attention, over the shapes that were timed in 16 bits on the GPU of
-        the picture; with another version of Triton than the picture's where one is given."""
+        """Least and most speed relative to cuDNN's softmax attention, over the shapes that were timed in 16 bits on the plot's
+        GPU with the plot's version of Triton, or with `triton`."""
         rows, (gpu, drawn) = compared(self.measured("forgetting_attention")), self.place
         own = rows[(rows["provider"] == provider) & (rows["operation"] == operation) & (rows["gates"] == gates)]
         own = own[(own["head_dim"] >= narrowest) & (own["gpu"] == gpu) & (own["triton"] == (triton or drawn))]
@@ -187,7 +186,7 @@ class Facts:
         return f"{ratio.min():.2f}", f"{ratio.max():.2f}"
 
     def slower(self, kind: str, operation: str) -> tuple[str, str]:
-        """Least and most times as long as ours takes flash-linear-attention's operator, over places and shapes with both."""
+        """Least and most time of flash-linear-attention's operator relative to ours, over places and shapes with both."""
         rows = compared(self.measured(kind))
         rows = rows[rows["operation"] == operation]
         times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
@@ -195,7 +194,7 @@ class Facts:
         return f"{ratio.min():.1f}", f"{ratio.max():.1f}"
 
     def beside(self, provider: str, other: str, operation: str, gates: str) -> list[tuple[int, str]]:
-        """Least times as fast as another provider at each number of tokens, over the shapes that were timed in 16 bits."""
+        """Least speed relative to another provider at each number of tokens, over the shapes that were timed in 16 bits."""
         rows = compared(self.measured("forgetting_attention"))
         rows = rows[(rows["operation"] == operation) & (rows["gates"] == gates) & (rows[PLACE] == self.place).all(axis=1)]
         ratios = rows.pivot_table(index=["dtype", *SHAPE], columns="provider", values="ratio")
@@ -203,28 +202,28 @@ class Facts:
         return [(length, f"{ratio:.2f}") for length, ratio in zip(least.index.tolist(), least, strict=True)]
 
     def decoding(self, provider: str) -> list[tuple[str, int, int]]:
-        """Least and most share of the time that the faster softmax attention takes to decode a token, over the shapes, newest
-        rows; each with the sequences and keys where it is so."""
+        """Least and most time to decode a token relative to the faster softmax attention, over the shapes of the newest rows,
+        each with its numbers of sequences and keys."""
         times = by_provider(self.measured("decoding"))
         share = (times[provider] / times.filter(like="softmax").min(axis=1)).dropna()
         ends: list[Any] = [share.idxmin(), share.idxmax()]
         return [(f"{share[end]:.2f}", *end[2:4]) for end in ends]
 
     def model_steps(self) -> list[tuple[str, str, str]]:
-        """Least and most times as fast as with its own kernel a step of fla's model is with ours, by Triton's version."""
+        """Least and most speed-up of a training step of fla's model by our kernel instead of its own, by Triton version."""
         times = by_provider(self.measured("fla_model"))
         ratios = (times["fla"] / times["fla, ours as backend"]).dropna().groupby("triton")
         return [(str(version), f"{own.min():.2f}", f"{own.max():.2f}") for version, own in ratios]
 
     def errors(self, quantity: str) -> pd.Series:
-        """Our error over that of flash-linear-attention, by regime, where it is largest."""
+        """Largest ratio of our error to flash-linear-attention's, by regime."""
         regime = ["head_dim", "logit", "gates"]
         errors = by_provider(self.measured("errors_by_regime"), quantity, regime)
         return (errors["ours, deterministic"] / errors["fla"]).groupby(regime).max()
 
 
 def drawn_starts(study: Study) -> dict[str, list[dict[str, Any]]]:
-    """All starts of the trainings that the lines are drawn from, by run."""
+    """Starts of the trainings that the lines are drawn from, by run."""
     found = {}
     for line in study.lines:
         record = study.runs[line.run_id]
@@ -235,5 +234,5 @@ def drawn_starts(study: Study) -> dict[str, list[dict[str, Any]]]:
 
 
 def minutes_of(starts: Iterable[dict[str, Any]]) -> float:
-    """Minutes of these starts, one after another; one whose end is not known counts none."""
+    """Sum of the minutes of these starts; a start without a recorded end counts as 0."""
     return sum((start.get("end") or {}).get("wall_s") or 0.0 for start in starts) / 60

@@ -1,7 +1,7 @@
-"""Processes that are `python -m MODULE ARGS`, get SIGTERM when the launcher dies, and lead a session of their own.
+"""Processes that run `python -m MODULE ARGS` in a session of their own, and get SIGTERM when the launcher dies.
 
-On CPUs they are forked from one process that has imported, once, what takes them seconds; CUDA survives no fork. Forks of a
-process do some of its work."""
+On CPUs they are forked from one process that has done the slow imports once; CUDA does not survive a fork. `begin` runs
+functions in forks of this process."""
 
 import atexit
 import gc
@@ -23,9 +23,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Start the process that others are forked from, in this environment, and import `modules` there."""
+    """Start the fork server, from which other processes are forked, in this environment, and import `modules` there."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the launcher handles Ctrl-C
     try:
         forkserver.ensure_running()
     finally:
@@ -33,7 +33,7 @@ def preload(modules: Sequence[str]) -> None:
 
 
 def start(module: str, args: Sequence[str], log: Path, *, forked: bool) -> BaseProcess:
-    """Start `python -m MODULE ARGS` in this environment and folder, what it says appended to `log`."""
+    """Start `python -m MODULE ARGS` in this environment and folder; its output is appended to `log`."""
     context = multiprocessing.get_context("forkserver") if forked else multiprocessing.get_context("spawn")
     told = (module, list(args), log.absolute(), dict(os.environ), os.getcwd())
     process = context.Process(target=_become, args=told)
@@ -43,7 +43,7 @@ def start(module: str, args: Sequence[str], log: Path, *, forked: bool) -> BaseP
 
 @contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Have this environment, as long as it lasts."""
+    """Set the environment to `variables` inside the `with` block."""
     before = dict(os.environ)
     _set(variables)
     try:
@@ -58,10 +58,10 @@ def _set(variables: dict[str, str]) -> None:
 
 
 def begin(works: Iterable[Callable[[], Any]]) -> Sequence[Callable[[], Any]]:
-    """Begin each of `works` in a fork of this process, one a core at a time. Returns what waits for their values, which must be
-    small (a pipe holds them), and does here again what failed, so that its error is handled here."""
+    """Begin each of `works` in a fork of this process, one per core at a time. Returns a function per work that waits for its
+    value, which must be small (it has to fit into a pipe). A work that failed is run again here, to raise its error here."""
     context, begun = multiprocessing.get_context("fork"), []
-    gc.freeze()  # forks need not look for waste in what is there already, nor copy its pages
+    gc.freeze()  # keeps the forks' garbage collection from scanning, and so copying, the memory pages of this process
     running: list[BaseProcess] = []
     for work in works:
         while len(running) >= (os.cpu_count() or 1):
@@ -89,7 +89,7 @@ def _received(receiver: connection.Connection, work: Callable[[], Any]) -> Any:
 
 
 def say_to(log: Path) -> None:
-    """Append to `log` what this process, and those that it starts, say from now on."""
+    """Append all output of this process and of those that it starts to `log` from now on."""
     with open(log, "ab") as file:
         for place in (1, 2):
             os.dup2(file.fileno(), place)
@@ -104,14 +104,14 @@ def _become(module: str, args: list[str], log: Path, variables: dict[str, str], 
     sys.path.insert(0, str(ROOT))
     say_to(log)
     threading.Thread(target=_leave_with, args=(multiprocessing.parent_process(),), daemon=True).start()
-    sys.argv[:] = [module, *args]  # its first item is set to the file by what follows
+    sys.argv[:] = [module, *args]  # run_module replaces the first item by the file
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
-        atexit._run_exitfuncs()  # which multiprocessing leaves out
+        atexit._run_exitfuncs()  # multiprocessing does not call them
 
 
 def _leave_with(launcher: BaseProcess) -> None:
-    """Send this process SIGTERM once the launcher is dead, so that it saves and leaves."""
+    """Send this process SIGTERM when the launcher has died, so that it saves and exits."""
     launcher.join()
     os.kill(os.getpid(), signal.SIGTERM)

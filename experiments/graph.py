@@ -2,8 +2,8 @@
 
     prepare (a corpus) -> train (a run) -> evaluate (a run) -> draw (an artefact)
 
-Each task can be started again at any time. A timing has, on a CPU, the machine for itself; one of an
-untrained model needs no training."""
+Each task can be restarted at any time. On a CPU, a timing has the machine to itself. A timing of an untrained model does not
+wait for training."""
 
 import hashlib
 from dataclasses import dataclass
@@ -24,20 +24,20 @@ from training.spec import fitted, micro_batch_size
 
 @dataclass(frozen=True)
 class Planned(Task):
-    """Task with the `run` that it is of. `alone`: nothing else may run meanwhile."""
+    """Task with its `run`. `alone`: nothing else may run at the same time."""
 
     run: Run | None = None
     alone: bool = False
 
 
 def plans_dir(plan: Plan) -> Path:
-    """Return the folder of what belongs to no single run: files for `draw`, their logs, submissions."""
+    """Return the folder for everything that belongs to no single run: files for `draw`, logs, submissions."""
     return plan.request.runs_dir / plan.request.scale / "plans"
 
 
 def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 1) -> list[Planned]:
-    """Return what is missing, in an order in which every task comes after what it needs. `promised`: files that tasks under way
-    will make. `processes` that will train each run."""
+    """Return the tasks that remain to be done, each after the tasks that it needs. `promised`: files that tasks under way will
+    make. `processes`: the number that trains each run."""
     request, folder, found = plan.request, plans_dir(plan), []
     for corpus in plan.corpora:
         if isinstance(corpus, CorpusPlan) and not corpus.ready:
@@ -64,20 +64,20 @@ def _prepared(run: Run) -> tuple[str, ...]:
 
 
 def _corpus_args(run: Run, flag: str) -> tuple[str, ...]:
-    """Return where the text lies; a synthetic task lies nowhere."""
+    """Return the option that names the corpus folder; none for synthetic tasks, which have no folder."""
     return () if run.spec.data.recall is not None else (flag, str(run.corpus.folder))
 
 
 def train_task(plan: Plan, run: Run, processes: int = 1) -> Planned:
-    """Train `run` as asked for, and where nothing is said as its scale has it. ValueError for micro-batches that do not divide
-    a step."""
+    """Return the task that trains `run`; settings that the request leaves open are those of its scale. ValueError for
+    micro-batches that do not divide a step."""
     request, scale = plan.request, get_scale(run.spec.scale)
     execution = fitted(
         request.on(request.device).execution, run.spec.model, run.spec.train, request.device,
         micro_batch_tokens=scale.micro_batch_tokens, compile=scale.compile, processes=processes,
     )  # fmt: skip
     micro_batch_size(run.spec.train, processes, execution.micro_batch_tokens)
-    named = request.tokenizer if run.spec.data.source == "longcrawl64" else None  # other corpora hold theirs
+    named = request.tokenizer if run.spec.data.source == "longcrawl64" else None  # other corpora contain their tokeniser
     tokenizer = () if named is None else ("--tokenizer", named)
     args = (str(run.folder.path), "--quiet", *arguments_of(execution), *_corpus_args(run, "--corpus-dir"), *tokenizer)
     makes = (run.folder.export / "manifest.json",)
@@ -89,7 +89,7 @@ def _task_kind(spec: EvalSpec) -> str:
 
 
 def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], kind: str, fresh: bool) -> Planned:
-    """Evaluate `run`, or its untrained (`fresh`) model, by `specs` in one process."""
+    """Return the task that evaluates `run`, or its untrained model (`fresh`), by `specs` in one process."""
     name, device = run.spec.folder_name, plan.request.device
     args = (str(run.folder.path), "--spec", *(str(run.spec_file(spec)) for spec in specs), *_corpus_args(run, "--corpus"),
             "--device", device, *arguments_of(plan.request.sources))  # fmt: skip
@@ -100,7 +100,7 @@ def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], kind: str, fresh: bo
 
 
 def draw_file(plan: Plan, stem: str) -> Path:
-    """Return the file that tells `draw` of an artefact; `write_draw_specs` writes it."""
+    """Return the file with an artefact's instructions for `draw`; `write_draw_specs` writes it."""
     return plans_dir(plan) / f"{stem}-{_digest(plan.drawings[stem].to_json())}.json"
 
 

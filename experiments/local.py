@@ -1,5 +1,5 @@
-"""Run the tasks of a plan on this machine: as many at a time as there are GPUs, or CPU cores where there is none; several
-processes share a training where that is asked for."""
+"""Run the tasks of a plan on this machine, by default one per GPU, or one per CPU core. On request, several processes share a
+training run."""
 
 import os
 import signal
@@ -26,12 +26,12 @@ POLL_S = 0.1
 PROCESS_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ELASTIC = "TORCHELASTIC_"
 SAVE_S = 120.0
-"""Seconds in which what was told to stop can save, and in which processes of a training follow one that has left."""
+"""Seconds that tasks have to save after a signal, and that the other processes of a training have to exit after the first."""
 GRACE_S = 10.0
-"""Seconds in which the other processes of a training can say what is wrong, once one has failed."""
+"""Seconds that the other processes of a training have to report their error after one has failed."""
 TOGETHER = (restarts.FINISHED, restarts.REQUEUE, restarts.INTERRUPTED)
 """Exit codes with which all processes of a training end at about the same time."""
-# What the processes of a task import that takes long, whatever its model.
+# Slow imports of each kind of task, whatever its model.
 IMPORTS = {
     "training": ("training.loop", "torch.utils.tensorboard", "zarr"),
     "eval.job": ("eval.kinds", "models.build", "zarr", "pandera.pandas"),
@@ -40,7 +40,7 @@ IMPORTS = {
 
 @dataclass
 class _Running:
-    """A task, its processes, and the GPU that each has, by name (empty on CPUs)."""
+    """A task, its processes, and the name of each one's GPU (empty on CPUs)."""
 
     task: Planned
     processes: list[BaseProcess]
@@ -51,7 +51,7 @@ class _Running:
     left: float | None = None
     """Time at which the first process saved and left."""
     before: dict[Path, int] = field(default_factory=dict)
-    """Bytes that its logs had when it started."""
+    """Sizes of its logs in bytes when it started."""
 
     @property
     def seconds(self) -> float:
@@ -68,8 +68,8 @@ class _Running:
                     os.kill(process.pid, number)
 
     def ended_with(self) -> int | None:
-        """Return the exit code once every process has ended: that of the first which failed, if any did. Such a one ends the
-        others, which would wait for it; so does one that has left without them."""
+        """Return the exit code once every process has ended: that of the process that failed first, if any did. The others
+        would wait forever for a process that failed or left, so they are killed after GRACE_S or SAVE_S."""
         codes = [process.exitcode for process in self.processes]
         if self.left is None and not {restarts.REQUEUE, restarts.INTERRUPTED}.isdisjoint(codes):
             self.left = time.monotonic()
@@ -77,7 +77,7 @@ class _Running:
             self.send(signal.SIGKILL)
         elif self.failed is None:
             wrong = [at for at, code in enumerate(codes) if code not in (None, *TOGETHER)]
-            at = min(wrong, key=lambda at: codes[at] != restarts.ERROR, default=None)  # a mistake to mend is what all will say
+            at = min(wrong, key=lambda at: codes[at] != restarts.ERROR, default=None)  # prefer a mistake that the user can fix
             self.failed = None if at is None else (at, time.monotonic())
         elif time.monotonic() - self.failed[1] > GRACE_S:
             self.send(signal.SIGKILL)
@@ -87,11 +87,11 @@ class _Running:
 
     @property
     def log(self) -> Path:
-        """Log of the process that failed first, or else of the first one."""
+        """Log of the process that failed first, or else of rank 0."""
         return _log(self.task, 0 if self.failed is None else self.failed[0])
 
     def progress(self) -> str:
-        """Name and progress; a training's numbers are the last line of its metrics.jsonl."""
+        """Name and progress of the task; for a training, progress is the last line of its metrics.jsonl."""
         run = self.task.run
         row = run.folder.last_row() if run is not None and self.task.kind == "train" else None
         if run is None or row is None:
@@ -106,7 +106,7 @@ def _log(task: Planned, rank: int) -> Path:
 
 
 def gpus() -> list[str]:
-    """Return what CUDA_VISIBLE_DEVICES says, or else the numbers of all GPUs."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES or, if it is not set, the numbers of all GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name]
@@ -116,7 +116,7 @@ def gpus() -> list[str]:
 
 
 def places(slots: int | None, processes: int, device: str) -> list[str]:
-    """Return the GPU of each slot (on CPUs each is a core). ValueError: there are none, or too few for a training."""
+    """Return the GPU of each slot; on CPUs a slot is a core. ValueError if there are none, or too few for a training."""
     for flag, value in (("slots", slots), ("processes", processes)):
         if value is not None and value < 1:
             raise ValueError(f"--{flag} {value}: give at least 1.")
@@ -130,22 +130,22 @@ def places(slots: int | None, processes: int, device: str) -> list[str]:
 
 
 def _apart(free: list[str]) -> int:
-    """Count the processes of one training that these slots hold: on GPUs each has one of its own."""
+    """Count the processes of one training that fit into these slots; on GPUs each needs one of its own."""
     return len(free) if "" in free else len(set(free))
 
 
 def run_tasks(tasks: list[Planned], slots: int | None, processes: int, device: str, console: Console) -> list[Planned]:
-    """Run `tasks`, `slots` at a time (default: one a GPU, or one a CPU core), a training in so many `processes`, each of which
-    takes a slot. Return those that failed or could not start. ValueError: a training has more processes than there is place.
+    """Run `tasks` in `slots` slots (default: one per GPU, or one per CPU core). A training takes `processes` slots, one per
+    process. Returns the tasks that failed or could not start. ValueError if the slots are too few for a training.
 
-    A task starts when what it needs is done; when one fails, those that need it are left out and all others go on. Ctrl-C and
-    SIGTERM let the running ones save and raise KeyboardInterrupt. Once a training has had its --max-hours nothing more starts,
-    and Terminated is raised when those that run have ended."""
+    A task starts when the tasks it needs are done. If a task fails, those that need it are skipped and all others go on. On
+    Ctrl-C or SIGTERM, running tasks save and KeyboardInterrupt is raised. After a training has reached its --max-hours, no
+    further task starts, and Terminated is raised when the running ones have ended."""
     return _Pool(tasks, slots, processes, device, console).run()
 
 
 def _group(size: int) -> list[dict[str, str]]:
-    """Return the variables by which each process of a training finds the others, as torchrun sets them; none for one."""
+    """Return the environment variables of each process of a training, as torchrun sets them; none for a single process."""
     if size == 1:
         return [{}]
     with socket.socket() as free:
@@ -156,13 +156,13 @@ def _group(size: int) -> list[dict[str, str]]:
 
 
 def _imports(task: Planned) -> tuple[str, ...]:
-    """Modules that a task needs, and its model's, which lies beside its spec: some need fla, which takes seconds."""
+    """Modules that a task imports, including its model's, which lies beside the spec: some import fla, which takes seconds."""
     model = () if task.run is None else (type(task.run.spec.model).__module__.removesuffix(".spec") + ".module",)
     return (*IMPORTS.get(task.module, ()), *model)
 
 
 def _cores() -> int:
-    """Count the cores that this process may use; all of them on systems that do not say, such as macOS."""
+    """Count the cores that this process may use, or all cores on systems that do not tell, such as macOS."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -175,13 +175,13 @@ class _Pool:
         self.total, self.done, self.leaving = len(tasks), 0, False
         self.forked, self.processes, self.console = device != "cuda", processes, console
         self.free = places(slots, processes, device)
-        # Of a torchrun that the shell is from: a training here would wait for its processes.
+        # Under torchrun, a training that inherits these variables would wait for torchrun's other processes.
         self.environment = {
             name: value for name, value in os.environ.items() if name not in PROCESS_GROUP and not name.startswith(ELASTIC)
         }
         self.environment["PYTHONUNBUFFERED"] = "1"
         if self.forked:
-            # No GPU is seen: one that an import had asked something of could not be used after a fork.
+            # Hide all GPUs: a process that has initialised CUDA, as some imports do, cannot use it after a fork.
             self.environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **equal_bits(1, os.environ)}
             with forks.environment(self.environment):
                 forks.preload([*dict.fromkeys(name for task in tasks for name in _imports(task))])
@@ -223,7 +223,7 @@ class _Pool:
                 self._start(task)
 
     def _has_room(self, task: Planned) -> bool:
-        """A timing waits until nothing else is left to do beside it, and then has the machine for itself."""
+        """A timing waits until only timings are left, and then has the machine to itself."""
         return not task.alone or (not self.running and all(other.alone for other in self.waiting))
 
     def _width(self, task: Planned) -> int:
@@ -234,18 +234,18 @@ class _Pool:
         for _ in range(self._width(task)):
             apart = [gpu for gpu in self.free if self.forked or gpu not in taken]
             in_use = [gpu for running in self.running for gpu in running.gpus]
-            taken.append(min(apart, key=in_use.count))  # that has the fewest tasks
+            taken.append(min(apart, key=in_use.count))  # the GPU with the fewest tasks
             self.free.remove(taken[-1])
         task.log.parent.mkdir(parents=True, exist_ok=True)
         restarts.note_start(task.journal, self.job, task.folder)
         started = list[BaseProcess]()
         logs = [_log(task, rank) for rank in range(len(taken))]
         before = {log: log.stat().st_size for log in logs if log.is_file()}
-        self.running.append(_Running(task, started, taken, before=before))  # before they start: whatever comes, they are told
+        self.running.append(_Running(task, started, taken, before=before))  # registered first, so that an interrupt reaches it
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(filter(None, taken))}
         for rank, variables in enumerate(_group(len(taken))):
             with forks.environment(self.environment | visible | variables):
-                # In a session of its own: Ctrl-C reaches the task through us, once, so that it can save.
+                # The task has a session of its own: it gets Ctrl-C only from us, and once, so that it can save.
                 started.append(forks.start(task.module, task.args, _log(task, rank), forked=self.forked))
 
     def _ended(self, running: _Running, code: int) -> None:
@@ -272,7 +272,7 @@ class _Pool:
             self.console.print(
                 f"[red]failed[/]  {task.name}: {why}; log: {escape(str(running.log))}", highlight=False, soft_wrap=True
             )
-            log = running.log.read_bytes() if running.log.is_file() else b""  # its folder may have been deleted
+            log = running.log.read_bytes() if running.log.is_file() else b""  # the folder may have been deleted
             own = log[running.before.get(running.log, 0) :].decode(errors="replace")
             tail = "\n".join("    " + line for line in own.splitlines()[-5:])
             self.console.print(tail, markup=False, highlight=False, style="dim", soft_wrap=True)
@@ -285,10 +285,10 @@ class _Pool:
         while any(running.alive for running in self.running) and time.monotonic() < end:
             time.sleep(POLL_S)
         for running in self.running:
-            running.send(signal.SIGKILL)  # those that are left
+            running.send(signal.SIGKILL)  # to those still alive
 
     def _show(self, status: Status) -> None:
-        """Show what runs: on terminals all the time, else a line each now and then."""
+        """Show the running tasks: continuously on a terminal, else one line per task now and then."""
         if self.console.is_terminal:
             lines = [*(running.progress() for running in self.running), f"{self.done} of {self.total} tasks done"]
             status.update(Text("\n".join(lines)))

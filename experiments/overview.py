@@ -1,4 +1,4 @@
-"""Tables of `list`, `plan` and `why`: artefacts and scales, the cost of a plan, the ancestry of a figure."""
+"""Tables of `list`, `plan` and `why`: artefacts and scales, the cost of a plan, the provenance of a figure."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,12 +22,12 @@ SHOWN = 5
 
 
 def uncut(console: Console) -> Console:
-    """The same output, as wide as a table of names and numbers needs: a narrow terminal wraps its lines, and cuts none."""
+    """Return a console with the same output that is wide enough for tables: a narrow terminal wraps lines but cuts none."""
     return Console(file=console.file, width=max(console.width, WIDTH), quiet=console.quiet, highlight=False, soft_wrap=True)
 
 
 def print_overview(console: Console, results_dir: Path) -> None:
-    """Print, for `list`, every artefact with the scales at which rows of it are stored, and every scale."""
+    """Print for `list` every artefact with the scales at which it has stored rows, and every scale."""
     table = Table("artefact", "paper", "shows", "stored at", box=None, pad_edge=False)
     for stem, artefact in artefacts().items():
         there = [scale for scale in SCALES if (results_dir / scale / f"{stem}.json").is_file()]
@@ -41,16 +41,16 @@ def print_overview(console: Console, results_dir: Path) -> None:
 
 
 def print_idle(plan: Plan, console: Console) -> None:
-    """Say of which artefacts nothing is asked for, where only some lines or models are, and what nothing reads."""
+    """Print which artefacts have no line that matches the request, and which options no run reads."""
     if plan.idle:
         more = f" and {len(plan.idle) - SHOWN} more" if len(plan.idle) > SHOWN else ""
-        console.print(f"[yellow]nothing is asked for[/] of {', '.join(plan.idle[:SHOWN])}{more}: no line of theirs is such")
+        console.print(f"[yellow]skipped[/] {', '.join(plan.idle[:SHOWN])}{more}: none of their lines matches the request")
     if plan.unread:
-        console.print(f"[yellow]nothing reads[/] {', '.join(plan.unread)}: every run here makes its own sequences")
+        console.print(f"[yellow]ignored[/] {', '.join(plan.unread)}: every run here generates its own sequences")
 
 
 def print_plan(plan: Plan, mfu: float, console: Console) -> None:
-    """Print, for `plan`, per run its size, its cost at `mfu` of a GPU's peak, what exists, and what it is for."""
+    """Print for `plan` the size of each run, its cost at `mfu` of a GPU's peak, what exists of it, and the lines it is for."""
     if not 0 < mfu <= 1:
         raise ValueError(f"--mfu {mfu}: give a share between 0 and 1, such as 0.4.")
     print_idle(plan, console)
@@ -69,7 +69,7 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     for run in plan.runs.values():
         params, missing, trains = run.spec.model.num_params, run.missing_evals, run.trains
         flops = train_flops(run) + eval_flops(run, run.evals)
-        disk = 4 * params * (3 * 3 + 1) / 2**30  # fp32 weights and two moments, two kept and one being written, and the export
+        disk = 4 * params * (3 * 3 + 1) / 2**30  # fp32: weights and two moments in each of 3 checkpoints, and the export
         hours_in_all, disk_in_all = hours_in_all + flops / per_hour, disk_in_all + disk
         to_train, to_evaluate = to_train + trains, to_evaluate + len(missing)
         hours_to_do += (trains * train_flops(run) + eval_flops(run, missing)) / per_hour
@@ -83,14 +83,14 @@ def print_plan(plan: Plan, mfu: float, console: Console) -> None:
     uncut(console).print(table)
     console.print(
         "parameters as the paper counts them (without the input embedding); FLOPs of training (three forward passes, by the "
-        "formulas of Table 6) and evaluation; disk while it trains, a tenth of it afterwards; "
+        "formulas of Table 6) and evaluation; disk space during training, a tenth of it afterwards; "
         f"hours at {mfu:.0%} of an {GPU}'s {DENSE_BF16_PEAK[GPU] / 1e12:.0f} TFLOP/s (bf16), of which small "
-        "or recurrent models reach a fraction: --mfu sets another share (Table 6 and Appendix F.9 have measured ones)"
+        "or recurrent models reach a fraction: --mfu sets another MFU (Table 6 and Appendix F.9 have measured ones)"
     )
 
 
 def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -> None:
-    """Print, for `why STEM`, every line of an artefact with its run, all starts of it, and the evaluations that were drawn."""
+    """Print for `why STEM` every line of an artefact, its run with all starts, and the evaluations that it is drawn from."""
     study = Study(results_dir, scale, stem)
     console.print(f"{stem} at {scale}: {len(study.lines)} lines")
     for line in study.lines:
@@ -101,7 +101,7 @@ def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -
         console.print(f"\n[bold]{line.label}[/] ({line.model}, {of}): run {line.run_id} of scale {line.scale}")
         console.print(f"  corpus {data['source']}, {data['tokenizer']}, {data['fingerprint']}", markup=False)
         console.print(f"  drawn from {line.trained_weights}")
-        for training in [] if adopted else trainings_of(run):  # which was none of ours
+        for training in [] if adopted else trainings_of(run):  # an adopted run was not trained here
             loss = "unknown" if training["final_loss"] is None else f"{training['final_loss']:.5f}"
             named = training["weights"] or "not recorded"
             console.print(f"  training with weights {named}: {len(training['starts'])} starts, final loss {loss}")
@@ -113,14 +113,14 @@ def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -
 
 
 def _made(provenance: dict[str, Any]) -> str:
-    """Return who made something, in one line."""
+    """Return a provenance as one line: date, commit, device and versions."""
     versions = ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items() if version)
     machine = f"{provenance.get('device')}, python {provenance.get('python')}, {versions}"
     return f"{provenance.get('date', '')} {commit_name(provenance)} on {machine}"
 
 
 def train_flops(run: Run) -> float:
-    """FLOPs of a training: three forward passes over its tokens; 0 for a run that was trained elsewhere."""
+    """FLOPs to train a run: three forward passes over its tokens; 0 for a run that was trained elsewhere."""
     train = run.spec.train
     return 0.0 if run.spec.weights is not None else 3 * run.spec.model.flops_per_token(train.seq_len) * train.train_tokens
 
@@ -130,7 +130,7 @@ def eval_flops(run: Run, specs: Iterable[Any]) -> float:
 
 
 def task_flops(task: Planned) -> float:
-    """FLOPs of a task and of what waits for it: the order in which tasks are begun."""
+    """FLOPs of a task and of the evaluations that wait for it, to order tasks by; infinite for a task without a run."""
     if task.run is None:
         return float("inf")
     return (train_flops(task.run) if task.kind == "train" else 0.0) + eval_flops(task.run, task.run.missing_evals)
@@ -144,7 +144,7 @@ def _state(run: Run) -> str:
 
 
 def _wanted_by(plan: Plan, run: Run) -> str:
-    """The first line that draws a run, under the label it has there, and how many more do."""
+    """Return the first line that is drawn from a run, with its label, and how many more lines are."""
     run_id = run.spec.run_id
     (stem, line), *others = [
         (spec.stem, each.line) for spec in plan.drawings.values() for each in spec.lines if each.line.run_id == run_id

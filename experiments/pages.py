@@ -1,8 +1,8 @@
 """Pages of prose whose numbers come from rows: README.md of the checkout and of kernels/, and pages in results/. Torch-free.
 
-NAME.md is written from NAME.md.j2 beside it, by Jinja, which the report needs anyway: prose stays prose there, and asks `Facts`
-for every number. Words that rest on a number stand before `| when(...)`: where the rows do not bear them out any more, the page
-is left as it is and the words are named. tests/experiments/test_pages.py refuses numbers that are typed."""
+Jinja writes NAME.md from NAME.md.j2 beside it, with every number from `Facts`. Words that depend on a number stand before
+`| when(...)`: if the rows no longer support them, the page is left unchanged and the words are reported.
+tests/experiments/test_pages.py refuses numbers that are typed into a template."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -33,31 +33,31 @@ WORDS = "no one two three four five six seven eight nine ten eleven twelve".spli
 
 
 def templates_of(results_dir: Path) -> list[Path]:
-    """Return the templates in a results folder, and in the checkout where the folder is its own."""
+    """Return the templates in a results folder and, if it is the checkout's own, in the checkout."""
     own = [ROOT, ROOT / "kernels"] if results_dir.resolve() == ROOT / "results" else []
     return sorted(path for folder in (*own, *results_dir.glob("*")) for path in folder.glob("*.md.j2"))
 
 
 def write_pages(results_dir: Path, studies: Iterable[Study] = ()) -> dict[Path, str]:
-    """Write every page; `studies` were read already. Returns those that were left as they are, each with the reason."""
+    """Write every page; `studies` were read already. Returns the pages that were left unchanged, each with the reason."""
     facts, left = Facts(results_dir, studies), {}
     for template in templates_of(results_dir):
         path = template.with_suffix("")
         try:
             write_changed(path, fill(template, facts))
-        except (ValueError, LookupError, TypeError, jinja2.TemplateError) as error:  # other rows than the prose is about
+        except (ValueError, LookupError, TypeError, jinja2.TemplateError) as error:  # the prose does not fit these rows
             left[path] = f"{type(error).__name__}: {error}"
     return left
 
 
 def write_changed(path: Path, text: str) -> None:
-    """Write a file; untouched if it says so already."""
+    """Write a file unless it has this text already."""
     if not path.is_file() or path.read_text() != text:
         write_atomic(path, text)
 
 
 def fill(template: Path, facts: Facts) -> str:
-    """Return a page. ValueError for words that the rows do not bear out."""
+    """Return a page. ValueError for words that the rows do not support."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     filters = (nats, times, percent, millions, words, when, title, tokens)
     shared = (best_of, by_code, by_model, by_rate, change, compare, context_losses, difference, last_words.last_words,
@@ -86,7 +86,7 @@ def nats(estimate: Estimate, signed: bool = False) -> str:
 
 
 def times(estimate: Estimate) -> str:
-    """Print the ratio whose log is estimated, with its interval."""
+    """Print a ratio with its interval; `estimate` is of its log."""
     return _in_brackets(estimate, lambda value: f"{math.exp(value):.2f}")
 
 
@@ -101,19 +101,19 @@ def _in_brackets(estimate: Estimate, form: Callable[[float], str], unit: str = "
 
 
 def words(count: int) -> str:
-    """Print a count as one does in prose."""
+    """Print a count as in prose: small ones as words."""
     return WORDS[count] if count < len(WORDS) else f"{count:,}"
 
 
 def when(text: str, condition: bool) -> str:
-    """Return words that hold. ValueError where they do not."""
+    """Return `text` if `condition` holds, else raise ValueError."""
     if not condition:
-        raise ValueError(f"the rows do not bear out {text!r}: write that sentence of the template anew")
+        raise ValueError(f"the rows do not support {text!r}: rewrite that sentence of the template")
     return text
 
 
 def change(one: LossCurve, other: LossCurve | None = None) -> Estimate:
-    """Return how the loss changes from the last quarter of the training context to all beyond it, beside that of `other`."""
+    """Return the change in loss from the last quarter of the training context to all tokens beyond it, less that of `other`."""
     last, end = one.train_len * 3 // 4 + 1, one.train_len
     signs = [(1.0, one)] + ([(-1.0, other)] if other else [])
     beyond = [(sign, curve, end + 1, curve.length) for sign, curve in signs]
@@ -121,17 +121,17 @@ def change(one: LossCurve, other: LossCurve | None = None) -> Estimate:
 
 
 def shrinks(pairs: Iterable[tuple[LossCurve, LossCurve]], early: int, late: int) -> tuple[int, int]:
-    """Count the pairs of runs in which the first leads by less from `late` to the context's end than up to `early`, and all."""
+    """Count the pairs of runs whose first leads by less from `late` to the training length than up to `early`; and all."""
     gaps_SN = np.concatenate([(other.losses_SN - one.losses_SN)[:, : one.train_len] for one, other in pairs])
     return int((gaps_SN[:, late - 1 :].mean(axis=1) < gaps_SN[:, :early].mean(axis=1)).sum()), len(gaps_SN)
 
 
 def seeds_apart(curves: Iterable[LossCurve]) -> float:
-    """Standard deviation between seeds of the mean loss inside the training context, pooled over the curves with several."""
+    """Between-seed standard deviation of the mean loss inside the training context, pooled over curves with several seeds."""
     own = [curve.log_p(curve.train_len) for curve in curves if len(curve.seeds) > 1]
     return math.sqrt(sum(len(each) * each.var() for each in own) / sum(len(each) - 1 for each in own))
 
 
 def order(curves: Mapping[str, LossCurve]) -> list[str]:
-    """Models by their mean loss inside the training context, the best first."""
+    """Models sorted by their mean loss inside the training context, the best first."""
     return sorted(curves, key=lambda model: curves[model].mean_N[: curves[model].train_len].mean())

@@ -1,6 +1,6 @@
 """Plans: from a request on the command line to the corpora, runs, evaluations and lines that it needs.
 
-Runs are shared: artefacts ask for runs by their spec, and equal specs are one run however many artefacts want it."""
+Runs are shared: artefacts request runs by their spec, and equal specs are one run, however many artefacts request it."""
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -30,7 +30,7 @@ from training.spec import MAX_SEED, RunSpec, check_device, micro_batch_size
 
 @dataclass(frozen=True)
 class KnownCorpus:
-    """LongCrawl64 in plans made where it is not, and tasks that are made as they are read: only the spec matters."""
+    """A corpus without files: LongCrawl64 in plans made on machines without it, or a task generated on the fly."""
 
     spec: DataSpec
     folder: Path
@@ -46,8 +46,8 @@ Corpus = CorpusPlan | KnownCorpus
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the plan, its folder, its corpus, and the evaluations that some artefact wants of it. `stored`: where rows
-    count as done, besides the folder."""
+    """One run of the plan, its folder, its corpus, and all evaluations that artefacts request of it. `stored`: a results folder
+    whose rows count as done, too, besides those of the run folder."""
 
     spec: RunSpec
     folder: RunFolder
@@ -66,20 +66,20 @@ class Run:
         return tuple(spec for spec in self.evals if self.folder.evaluation_fault(eval_id(spec)) and not self._is_stored(spec))
 
     def _is_stored(self, spec: EvalSpec) -> bool:
-        """True where rows that are stored count as done, and those of the run's first training are there."""
+        """Return whether stored rows count as done and those of the run's first training exist."""
         owner = {"scale": self.spec.scale, "run_id": self.spec.run_id, "eval_id": eval_id(spec)}
         return self.stored is not None and fault_of(rows_file(self.stored, **owner), **owner) is None
 
     @property
     def trains(self) -> bool:
-        """True if the run is not finished, and something that is missing needs the trained model, or its metrics."""
+        """Return whether the run is not finished, and a missing evaluation needs the trained model or its metrics."""
         needed = self.spec.weights is None and any(spec.NEEDS != "spec" for spec in self.missing_evals)
         return needed and not self.folder.finished
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a request needs. `drawings`: what `draw` is told of each artefact, by its stem; `runs` by id."""
+    """Everything that a request needs. `drawings`: instructions for `draw`, by artefact stem; `runs`: by run id."""
 
     request: Request
     drawings: dict[str, DrawSpec]
@@ -87,26 +87,26 @@ class Plan:
 
     @property
     def corpora(self) -> list[Corpus]:
-        """Each corpus once."""
+        """All corpora, each once."""
         return list({run.corpus.spec.fingerprint: run.corpus for run in self.runs.values()}.values())
 
     @property
     def idle(self) -> list[str]:
-        """Artefacts that were named, and of which no line is asked for."""
+        """Artefacts without any requested line."""
         return [stem for stem, spec in self.drawings.items() if not spec.lines]
 
     @property
     def unread(self) -> list[str]:
-        """Flags of a text that were given though no run reads one: all make their own sequences."""
+        """Options for a text that were given although no run reads a text: all generate their own sequences."""
         made = [run.spec.data.recall is not None for run in self.runs.values()]
         given = [flag for flag in ("data", "heldout", "tokenizer") if getattr(self.request, flag) is not None]
         return [f"--{flag}" for flag in given] if made and all(made) else []
 
 
 def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False) -> Plan:
-    """Plan a request; touches no GPU and writes nothing but a memory of files' digests. ValueError for anything the user can
-    mend. `machine`: the GPU or CPU, by name, that timings are of. A `rehearsal` is only looked at, never carried out, and does
-    without LongCrawl64."""
+    """Plan a request; uses no GPU and writes only a cache of files' digests. ValueError for anything the user can fix.
+    `machine`: name of the GPU or CPU for timings. A `rehearsal` is only shown, never executed, and does not need LongCrawl64
+    to be there."""
     _check_names(request)
     artefacts = chosen(request.artefacts)
     recipes = _all_recipes(artefacts, request)
@@ -118,7 +118,7 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     for stem, artefact in artefacts.items():
         for recipe in (each for each in recipes[stem] if _is_asked_for(each, request)):
             if recipe.task is not None:
-                note = f"{recipe.task.num_keys} keys, made as it is read"
+                note = f"{recipe.task.num_keys} keys, generated on the fly"
                 corpus = KnownCorpus(DataSpec.of_recall(recipe.task), Path(), note)
             else:
                 at = get_scale(recipe.scale)
@@ -136,7 +136,7 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
             runs[spec.run_id] = Run(spec, folder, corpus, evals, request.results_dir if request.reuse_stored else None)
     if not runs:
         asked = [*(f"--only {model}" for model in request.only), *(f"--line {label!r}" for label in request.line)]
-        raise ValueError(f"{' '.join(asked)}: no line of {', '.join(artefacts)} is such.")
+        raise ValueError(f"{' '.join(asked)}: no line of {', '.join(artefacts)} matches.")
     drawings = {}
     for stem in artefacts:
         lines = tuple(LineSpec(line, runs[line.run_id].folder.path, ids) for line, ids in found[stem])
@@ -147,7 +147,7 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
 
 
 def _spec_of(recipe: Recipe, data: DataSpec, stem: str) -> RunSpec:
-    """The spec of a line's run. ValueError, with the artefact's name, for a scale that has no such run."""
+    """Return the spec of a line's run. ValueError, naming the artefact, if the scale has no such run."""
     try:
         return recipe.run_spec(data)
     except ValueError as error:
@@ -156,15 +156,15 @@ def _spec_of(recipe: Recipe, data: DataSpec, stem: str) -> RunSpec:
 
 
 def _as_found(runs_dir: Path, spec: RunSpec) -> RunSpec:
-    """The spec with the name that its run folder has already: one run can be lines of several models, a Transformer being a
-    FoX without its gate, and is named by the first that asks for it."""
+    """Return the spec with the name of its existing run folder. One run can be a line of several models (a Transformer is a FoX
+    without its gate), and is named after the model that requested it first."""
     folders = sorted((runs_dir / spec.scale).glob(f"*-{spec.run_id}"))
     names = [folder.name.removesuffix(f"-{spec.run_id}") for folder in folders if (folder / "spec.json").is_file()]
     return spec if spec.name in names or not names else replace(spec, name=names[0])
 
 
 def _all_recipes(artefacts: dict[str, Artefact], request: Request) -> dict[str, list[Recipe]]:
-    """Return the recipes of each artefact. ValueError that names every table which lacks the scale, not the first alone."""
+    """Return the recipes of each artefact. ValueError that names all tables without sizes for the scale, not just the first."""
     found: dict[str, list[Recipe]] = {}
     lacking: dict[str, NoSizes] = {}
     for stem, artefact in artefacts.items():
@@ -186,7 +186,7 @@ def _is_asked_for(recipe: Recipe, request: Request) -> bool:
 
 
 def _bound(spec: EvalSpec, run: RunSpec, request: Request, machine: str) -> EvalSpec:
-    """An evaluation of a run that names by content everything it will read."""
+    """Return the spec of an evaluation of `run`, with everything that it reads identified by content."""
     if isinstance(spec, needle.Spec) and request.judge_model is not None:
         spec = replace(spec, judge=request.judge_model)
     return spec.bound(Setting(run.data, request.sources, run.train.precision, machine))
@@ -201,8 +201,8 @@ def _check_names(request: Request) -> None:
 
 
 def _check_lines(request: Request, artefacts: dict[str, Artefact], recipes: dict[str, list[Recipe]]) -> None:
-    """Raise ValueError for a line that its artefact cannot draw, for a label that is asked for and that no line has, and for a
-    model that none takes besides its own."""
+    """Raise ValueError for a line that its artefact cannot draw, for a requested label that no line has, and for a model in
+    --also that no artefact can add."""
     for stem, artefact in artefacts.items():
         artefact.check(recipes[stem])
     labels = dict.fromkeys(recipe.label for found in recipes.values() for recipe in found)
@@ -212,18 +212,18 @@ def _check_lines(request: Request, artefacts: dict[str, Artefact], recipes: dict
     for asked in request.line:
         if not any(fnmatchcase(label, asked) for label in labels):
             raise ValueError(
-                f"--line {asked!r}: no line of {', '.join(artefacts)} is called so; there are: {'; '.join(labels)}."
+                f"--line {asked!r}: no line of {', '.join(artefacts)} has this label; there are: {'; '.join(labels)}."
             )
 
 
 def _corpus_key(scale: Scale) -> str:
-    """Whatever of a scale decides its corpus (`corpus_at`)."""
+    """Return those fields of a scale that determine its corpus (`corpus_at`)."""
     packed = scale.train_tokens if scale.short_documents else None
     return f"{scale.default_data} {scale.default_tokenizer} {scale.document_len} {scale.heldout_fraction} {packed}"
 
 
 def corpus_at(request: Corpora, scale: Scale, *, rehearsal: bool = True) -> Corpus:
-    """Find the corpus that a request means at a scale, which in a rehearsal need not be here. ValueError if there is none."""
+    """Find the corpus of a request at a scale; in a rehearsal it need not be on this machine. ValueError if there is none."""
     absent, (data, tokenizer) = _absent(request, scale) if rehearsal else None, _data(request, scale)
     if absent is not None:
         return absent
@@ -243,8 +243,8 @@ def corpus_at(request: Corpora, scale: Scale, *, rehearsal: bool = True) -> Corp
 
 
 def _data(request: Corpora, scale: Scale) -> tuple[str | None, str | None]:
-    """Data and tokeniser, as `--data` and `--tokenizer` name them. LongCrawl64 has no short documents: for these it is the
-    scale's own data then."""
+    """Return data and tokeniser in the form of `--data` and `--tokenizer`. LongCrawl64 has no short documents: a scale that
+    needs them uses its default data instead."""
     if scale.short_documents and (request.data or "longcrawl64:").startswith("longcrawl64:"):
         return scale.default_data, scale.default_tokenizer
     data = request.data or scale.default_data
@@ -253,8 +253,8 @@ def _data(request: Corpora, scale: Scale) -> tuple[str | None, str | None]:
 
 
 def _absent(request: Corpora, scale: Scale) -> KnownCorpus | None:
-    """A stand-in for what a plan can do without: LongCrawl64, where a paper's scale is planned on a machine that does not have
-    it, and the hub's short documents, whose commit nobody has asked for."""
+    """Return a placeholder for a corpus that a plan need not read, else None: LongCrawl64 if a paper's scale is planned on a
+    machine without it, and the hub's short documents if no commit of theirs was named."""
     kind, _, folder = (request.data or "longcrawl64:FOLDER").partition(":")
     data, tokenizer = _data(request, scale)
     if scale.default_tokenizer == "gpt2-json" and kind == "longcrawl64" and not Path(folder).expanduser().exists():
@@ -270,7 +270,7 @@ def _absent(request: Corpora, scale: Scale) -> KnownCorpus | None:
 
 
 def check(plan: Plan) -> None:
-    """Raise ValueError for all that can be known to go wrong before the first job, and again once the corpora are there."""
+    """Raise ValueError for every foreseeable failure. Called before the first job, and again once the corpora are prepared."""
     for run in plan.runs.values():
         check_device(run.spec, plan.request.device)
         if run.trains:
@@ -289,7 +289,7 @@ def check(plan: Plan) -> None:
         raise ValueError("--judge-url: read only with --judge-model MODEL; give that, too.")
     if ignored:
         need, them = "needs" if len(plan.drawings) == 1 else "need", "it" if len(ignored) == 1 else "them"
-        nothing = f"nothing that {', '.join(plan.drawings)} {need} at {plan.request.scale} reads {them}"
+        nothing = f"no evaluation that {', '.join(plan.drawings)} {need} at {plan.request.scale} reads {them}"
         raise ValueError(f"{', '.join(ignored)}: {nothing}.")
     for drawing in plan.drawings.values():
         stored = _stored(drawing)
@@ -298,7 +298,7 @@ def check(plan: Plan) -> None:
 
 
 def _without(plan: Plan, run: Run, spec: EvalSpec) -> str:
-    """The words that name the artefacts without which an evaluation is not wanted, where others are left then."""
+    """Return the remedy that names the artefacts to leave out to avoid an evaluation; empty if none would remain."""
     line, found = (run.spec.run_id, eval_id(spec)), []
     for stem, drawing in plan.drawings.items():
         if line in ((each.line.run_id, name) for each in drawing.lines for name in each.evals):
@@ -307,15 +307,15 @@ def _without(plan: Plan, run: Run, spec: EvalSpec) -> str:
 
 
 def _stored(spec: DrawSpec) -> list[tuple[Line, dict[str, Any]]]:
-    """Return the lines that a figure is drawn from so far, with the specs of their runs; without those whose record is lost,
-    which collecting the run writes again."""
+    """Return the lines that a figure is drawn from so far, with the specs of their runs. Lines without a run record are left
+    out; collecting the run writes the record again."""
     lines = read_lines(spec.results_dir, spec.scale, spec.stem)
     records = [(line, run_file(spec.results_dir, line.scale, line.run_id)) for line in lines]
     return [(line, read_run(record)["spec"]) for line, record in records if record.is_file()]
 
 
 def _check_adopted(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str, Any]]]) -> None:
-    """Raise ValueError for a figure in which an adopted run would be one seed of several, or take the place of another run."""
+    """Raise ValueError if an adopted run would be one of several seeds in a figure, or would replace another run."""
     wanted = [(each.line, plan.runs[each.line.run_id].spec.weights) for each in spec.lines]
     first: dict[Series, tuple[Line, str | None]] = {}
     for line, weights in (*wanted, *((line, run.get("weights")) for line, run in stored)):
@@ -323,17 +323,17 @@ def _check_adopted(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str
         if weights != others:
             adopted, beside = (other, line) if others is not None else (line, other)
             remedy = "keep the two apart with --runs-dir FOLDER and --results-dir FOLDER; --seeds 0 asks for it alone."
-            said = f"run {adopted.run_id} is adopted, and neither averaged with run {beside.run_id} (seed {beside.seed})"
-            raise ValueError(f"{spec.stem}, {line.label}: {said} nor drawn in its place: {remedy}")
+            said = f"run {adopted.run_id} is adopted and cannot be averaged with run {beside.run_id} (seed {beside.seed})"
+            raise ValueError(f"{spec.stem}, {line.label}: {said} or drawn in its place: {remedy}")
 
 
 def _check_stored(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str, Any]]]) -> None:
-    """Raise ValueError for a figure that would mix runs on several texts."""
+    """Raise ValueError if a figure would mix runs on several corpora."""
     runs = [plan.runs[each.line.run_id].spec for each in spec.lines]
     ours = {run.scale: run.data.fingerprint for run in runs}
     for line, run in stored:
         data = run["data"]
-        if data.get("recall"):  # tasks of several sizes may meet
+        if data.get("recall"):  # one figure may show recall tasks of several sizes
             continue
         if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
             other = f"{data['source']}, {data['fingerprint']}; this is {ours[line.scale]}"
@@ -342,7 +342,7 @@ def _check_stored(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str,
 
 
 def write_specs(plan: Plan) -> None:
-    """Make the run folders and put the specs of their evaluations where the jobs read them."""
+    """Create the run folders, and write the specs of missing evaluations into them for the jobs."""
     for run in plan.runs.values():
         RunFolder.create(run.folder.path, run.spec)
         for spec in run.missing_evals:

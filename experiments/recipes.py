@@ -1,4 +1,4 @@
-"""Recipes: from a model's name, a scale and changes to the run that an artefact wants. Declarations call `recipes`."""
+"""Recipes: a model's name, a scale and changes define a run of an artefact. Artefacts' files call `recipes`."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -16,15 +16,15 @@ from models.spec_parts import swiglu_width
 from training.spec import RunSpec, TrainSpec
 
 Changes = dict[str, Any]
-"""Fields of a spec, with their values."""
+"""Fields of a spec to change, with their new values."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One run of an artefact, before its corpus is known: the model `name` at `scale`, with fields of its ModelSpec and
-    TrainSpec changed, trained on `task` in place of a text where there is one.
+    """One run of an artefact, before its corpus is known: the model `name` at `scale`, with changes to its ModelSpec (`model`)
+    and TrainSpec (`train`), trained on `task` instead of a text if there is one.
 
-    `axes` say in what the run differs from the model as it is; the artefact's `draw` groups by them. `label` is their print."""
+    `axes` say how the run differs from the plain model; the artefact's `draw` groups by them. `label` shows them to readers."""
 
     label: str
     name: str
@@ -41,12 +41,12 @@ class Recipe:
 
     @property
     def sizes(self) -> Scale:
-        """The scale that its evaluations go by: with the training length that this recipe has."""
+        """The scale for its evaluations, with this recipe's training length."""
         scale = get_scale(self.scale)
         return replace(scale, seq_len=self.train.get("seq_len", scale.seq_len))
 
     def run_spec(self, text: DataSpec | None) -> RunSpec:
-        """Return the spec of the run on this text. ValueError for a change that no spec can have."""
+        """Return the spec of the run on this text. ValueError for a change that specs do not allow."""
         data = text if self.task is None else DataSpec.of_recall(self.task)
         assert data is not None
         scale = get_scale(self.scale)
@@ -65,8 +65,8 @@ def recipes(
 
 
 def lines(*names: str, once: bool = False) -> Callable[[Scale, Sequence[int]], Iterator[Recipe]]:
-    """Return the `runs` of an artefact that has these models as they are; `once`: with the first seed alone, where nothing that
-    is counted or timed depends on it."""
+    """Return the `runs` of an artefact whose lines are these plain models; `once`: only with the first seed, for counts and
+    timings that do not depend on it."""
     return lambda scale, seeds: recipes(scale, names, seeds[:1] if once else seeds)
 
 
@@ -85,14 +85,14 @@ def model_spec(name: str, scale: Scale, vocab_size: int, changes: Changes | None
 
 
 def check_name(name: str, flag: str = "") -> None:
-    """Raise ValueError for a model that there is no recipe for, named with the option that gave it."""
+    """Raise ValueError for a model without a recipe; the message names the option `flag`."""
     if name not in NAMES:
         raise ValueError(f"{flag}{name}: no such model; choose from {', '.join(NAMES)}.")
 
 
 def _attention(scale: Scale, changes: Changes, *, pro: bool = False, fox: bool = False, stick: bool = False) -> Changes:
-    """The SwiGLU is narrower (ratio 3.5, not 4) exactly where the block has an output gate, so that ablated blocks keep their
-    size (the paper leaves this open)."""
+    """Fields of softmax, forgetting and stick-breaking attention. The SwiGLU is narrower (ratio 3.5, not 4) if and only if the
+    block has an output gate, so that ablated blocks keep their size (the paper leaves this open)."""
     gated = changes.get("use_output_gate", pro)
     return dict(
         num_heads=scale.hidden_size // (scale.fox_head_dim if fox else scale.transformer_head_dim),
@@ -106,7 +106,7 @@ def _attention(scale: Scale, changes: Changes, *, pro: bool = False, fox: bool =
 
 
 def _alibi(scale: Scale, changes: Changes, *, pro: bool = False) -> Changes:
-    """FoX with the fixed gate that is ALiBi: slopes 2^(-8 h / H) of heads h = 1 .. H."""
+    """FoX with a fixed gate equal to ALiBi: slopes 2^(-8 h / H) of heads h = 1 .. H."""
     fox = {**_attention(scale, changes, pro=pro, fox=True), **changes}
     return {**fox, "forget_gate": "fixed", "decay_time_min": 2.0 ** (8 / fox["num_heads"]), "decay_time_max": 256.0}
 
@@ -121,31 +121,32 @@ def _half_keys(scale: Scale, changes: Changes) -> Changes:
 
 
 def _fox_hybrid(scale: Scale, changes: Changes) -> Changes:
-    """Three layers of Gated DeltaNet to one of FoX; of two layers, one each."""
+    """Three layers of Gated DeltaNet for each layer of FoX; with only two layers, one of each."""
     fox = dict(num_heads=scale.hidden_size // scale.fox_head_dim, fox_mlp_width=scale.mlp_widths.get("pro"))
     return {**_half_keys(scale, changes), **fox, "fox_every": min(4, scale.num_layers)}
 
 
 def _narrower(scale: Scale, changes: Changes, by: float) -> int:
-    """An MLP narrower by what a mixer has above 4 d^2 parameters, in eights: as many parameters as the other models."""
+    """Return an MLP width, a multiple of 8, that is narrower by `by`: this makes up for a mixer with more than 4 d^2
+    parameters, so that the model is as large as the others."""
     width = scale.mlp_widths.get("llama") or swiglu_width(scale.hidden_size, changes.get("mlp_ratio", 4.0))
     return round((width - by) / 8) * 8
 
 
 def _kimi_delta_attention(scale: Scale, changes: Changes) -> Changes:
-    """The two gates are of rank head_dim."""
+    """The two gates have rank head_dim."""
     head_dim = changes.get("head_dim", scale.linear_head_dim)
     return dict(head_dim=head_dim, mlp_width=_narrower(scale, changes, 4 * head_dim / 3))
 
 
 def _path_fox(scale: Scale, changes: Changes) -> Changes:
-    """The map of a token is of low rank, and convolved."""
+    """Each token's map has low rank, and is convolved."""
     width = _narrower(scale, changes, (2 * PathFoxSpec.RANK + 3) / 3)
     return dict(num_heads=scale.hidden_size // scale.fox_head_dim, mlp_width=width)
 
 
 def _wall_attention(scale: Scale, changes: Changes) -> Changes:
-    """The gates take d^2."""
+    """The gates have d^2 parameters."""
     width = _narrower(scale, changes, scale.hidden_size / 3)
     return dict(num_heads=scale.hidden_size // scale.fox_head_dim, mlp_width=width)
 
@@ -178,6 +179,6 @@ _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "mamba3": _mamba3,
     "kimi_delta_attention": _kimi_delta_attention,
 }
-"""Fields in which a model at a scale is other than its kind with the scale's width, depth and MLP."""
+"""Fields that a model sets besides its kind's defaults and the scale's width, depth and MLP."""
 NAMES = (*_OWN, *(name for name in KINDS if name not in _OWN and name != "forgetting_transformer"))
-"""A kind that is not among these is a recipe by its own name."""
+"""Names of recipes: those above, and every other kind under its own name."""

@@ -1,7 +1,7 @@
-"""Rendering: every figure and table of a scale from its stored rows alone, and the pages that tell of them. Torch-free.
+"""Rendering of every figure and table of a scale from its stored rows, and of the pages about them. Torch-free.
 
-results/README.md says how much is stored of everything; results/SCALE/claims.md is for who wants to see a claim again. The
-report and prose come from analysis/report.py and pages.py."""
+results/README.md says how much is stored for every artefact; results/SCALE/claims.md lists the commands that check a claim
+again. The report is built by analysis/report.py, the pages of prose by pages.py."""
 
 import os
 import shlex
@@ -39,19 +39,19 @@ UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
 
 
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
-    """Draw artefacts, and write the report and all pages. Returns what could not be drawn; it is named, with its error."""
+    """Draw artefacts, and write the report and all pages. Returns the artefacts that failed; their errors are printed."""
     known, broken, studies, stems = artefacts(), [], dict[str, Study](), list(stems)
     before = {stem: _drawn_before(results_dir, scale, stem) for stem in stems}
 
     def works() -> Iterator[Callable[[], Any]]:
-        MathTextParser("agg").parse("$i$")  # a fork then need not load fonts and grammar
+        MathTextParser("agg").parse("$i$")  # load fonts and grammar once, before forking
         for stem in [*stems, *(each for each in stored(scale, results_dir) if each not in stems)]:
-            with suppress(Exception):  # which drawing it or reporting on it meets again
+            with suppress(Exception):  # drawing or the report raises the same error again
                 studies[stem] = Study(results_dir, scale, stem).whole()
-                known[stem].summary(studies[stem])  # before the fork, for the report, too
+                known[stem].summary(studies[stem])  # cached before forking, for the report, too
                 judge(known[stem].claims, studies[stem])
             if stem in stems:
-                drawn_file(results_dir, scale, stem).unlink(missing_ok=True)  # one that is broken off is old and new
+                drawn_file(results_dir, scale, stem).unlink(missing_ok=True)  # an interrupted drawing must not count as drawn
                 yield partial(lambda stem: known[stem].draw(studies.get(stem) or Study(results_dir, scale, stem)), stem)
         yield lambda: write_pages(results_dir, studies.values())
 
@@ -65,8 +65,8 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
             for path in whole[stem]:
                 console.print(f"[green]drawn[/] {escape(str(path))}")
         except OSError:
-            raise  # a full disk, say: no other could be written either
-        except Exception as error:  # one figure's mistake must not cost the others
+            raise  # such as a full disk: no other figure could be written, either
+        except Exception as error:  # one figure's error must not stop the others
             broken.append(stem)
             mistake = isinstance(error, ValueError)
             kind = "" if mistake else f"{type(error).__name__}: "
@@ -76,8 +76,8 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
     console.print(f"[green]report[/] {escape(str(write_report(scale, results_dir, studies)))}")
     write_changed(results_dir / "README.md", status_page(results_dir))
     write_claims(scale, results_dir, studies)
-    for page, why in pages().items():  # no failure: other rows need not bear out what is said of ours
-        print(f"note: {page} stays as it was: {why}", file=sys.stderr)
+    for page, why in pages().items():  # not a failure: a user's rows need not support what the page says of ours
+        print(f"note: {page} is left unchanged: {why}", file=sys.stderr)
     for stem, paths in whole.items():
         names = "".join(f"{os.path.relpath(path, results_dir / scale)}\n" for path in paths)
         write_atomic(drawn_file(results_dir, scale, stem), names)
@@ -85,7 +85,7 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
 
 
 def _drawn_before(results_dir: Path, scale: str, stem: str) -> set[Path]:
-    """Return the files of the last drawing of an artefact: those that are not drawn again would stay in the report."""
+    """Return the files of an artefact's last drawing: files that are not drawn again are deleted, to leave the report."""
     file = drawn_file(results_dir, scale, stem)
     return {file.parent / name for name in file.read_text().splitlines()} if file.is_file() else set()
 
@@ -96,7 +96,7 @@ def stored(scale: str, results_dir: Path) -> list[str]:
 
 
 def write_report(scale: str, results_dir: Path, read: Mapping[str, Study] | None = None) -> Path:
-    """Write results/SCALE/report.html from everything that is stored at that scale. `read`: studies that were just drawn."""
+    """Write results/SCALE/report.html from everything stored at that scale. `read`: studies that were just drawn."""
     sections = [_section(artefact, scale, results_dir, (read or {}).get(artefact.stem)) for artefact in artefacts().values()]
     return report.build(results_dir / scale, sections)
 
@@ -129,18 +129,18 @@ def status_page(results_dir: Path) -> str:
 
 
 def _name(artefact: Artefact, results_dir: Path) -> str:
-    """The name of an artefact, linked to its file where page and file move together."""
+    """Return the name of an artefact, linked to its file if the page is in the checkout."""
     root = os.path.relpath(ROOT, results_dir.resolve()) if results_dir.resolve().is_relative_to(ROOT) else ""
     name = f"`{artefact.stem}`"
     return f"[{name}]({root}/experiments/{artefact.folder}/{artefact.stem}.py)" if root else name
 
 
 def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:
-    """Lines with rows, of those declared, and the range of their seeds."""
+    """Return a cell of the table: how many of the declared lines have rows, and the range of their seeds."""
     seeds: dict[object, set[int]] = {}
     try:
         lines_there = read_lines(results_dir, scale.name, artefact.stem)
-    except ValueError:  # rendering names it, and goes on
+    except ValueError:  # rendering reports the error and goes on
         return "damaged"
     for line in lines_there:
         seeds.setdefault(line.series, set()).add(line.seed)
@@ -154,14 +154,14 @@ def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:
 
 
 def write_claims(scale: str, results_dir: Path, read: Mapping[str, Study]) -> Path:
-    """Write results/SCALE/claims.md, of the claims that were judged at a scale. `read`: studies that were just drawn."""
+    """Write results/SCALE/claims.md about the claims that were judged at a scale. `read`: studies that were just drawn."""
     path, page = results_dir / scale / "claims.md", TEMPLATES.get_template("claims.md.j2")
     seen: list[tuple[Artefact, str, list[tuple[Claim, Verdict]]]] = []
     unseen: dict[str, list[str]] = {}
     for stem, artefact in artefacts().items():
         verdicts: list[tuple[Claim, Verdict]] = []
         why = "No rows"
-        with suppress(Exception):  # the report says what is wrong with it
+        with suppress(Exception):  # the report shows the error
             if study_file(results_dir, scale, stem).is_file():
                 why = "Rows that cannot be read"
             study = read.get(stem) or Study(results_dir, scale, stem).whole()
@@ -186,14 +186,14 @@ def _first(words: str) -> str:
 
 
 def _folder(results_dir: Path) -> str:
-    """Return the option of a command that names a results folder; empty where it is the checkout's own."""
+    """Return the option of a command that names a results folder; empty if it is the checkout's own."""
     whole = results_dir.resolve()
     shown = whole.relative_to(ROOT) if whole.is_relative_to(ROOT) else results_dir
     return "" if shown == Path("results") else f" --results-dir {shlex.quote(str(shown))}"
 
 
 def _how(artefact: Artefact, scale: str, study: Study) -> str:
-    """Return the command of an artefact, what its trainings took, and where it was last seen."""
+    """Return the command of an artefact, the time that its trainings took, and where it was last made."""
     seeds = ",".join(map(str, sorted({line.seed for line in study.lines})))
     sources = {study.spec(line.run_id)["data"]["source"] for line in study.lines}
     data = "" if get_scale(scale).default_data or sources == {"recall"} else TEXTS
@@ -206,7 +206,7 @@ def _how(artefact: Artefact, scale: str, study: Study) -> str:
 
 
 def _makes(artefact: Artefact, scale: str, study: Study) -> int:
-    """Count the runs that the command of an artefact makes."""
+    """Count the runs that an artefact's command makes."""
     seeds = tuple(sorted({line.seed for line in study.lines}))
     text = DataSpec(source="any", tokenizer="bytes", vocab_size=512, bos_id=0, document_len=2**20, fingerprint="any")
     recipes = artefact.recipes(get_scale(scale), seeds, _more(artefact, scale, study))
@@ -214,7 +214,7 @@ def _makes(artefact: Artefact, scale: str, study: Study) -> int:
 
 
 def _also(artefact: Artefact, scale: str, study: Study) -> str:
-    """Return the options that ask for the stored models which the artefact does not declare."""
+    """Return the --also options for stored models that the artefact does not declare."""
     return "".join(f" --also {model}" for model in _more(artefact, scale, study))
 
 
@@ -228,7 +228,7 @@ def _more(artefact: Artefact, scale: str, study: Study) -> list[str]:
 
 
 def _took(study: Study, makes: int) -> str:
-    """Return how many minutes the trainings took that the lines are drawn from, of all that the command makes."""
+    """Return a sentence on how many of the command's trainings the lines are drawn from, and how many minutes they took."""
     starts = drawn_starts(study)
     if not starts:
         return "No training."

@@ -1,4 +1,4 @@
-"""Requests: all that `plan`, `run` and `python -m slurm run` can be asked for. Torch-free."""
+"""Requests: the options of `plan`, `run` and `python -m slurm run`. Torch-free."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ STATUS_PAGE = Path(__file__).with_name("status.md.j2")
 
 
 def _numbers(words: list[str]) -> tuple[int, ...]:
-    """ValueError for seeds that are no numbers."""
+    """Parse seeds. ValueError for seeds that are not numbers."""
     try:
         return tuple(int(seed) for seed in words[0].split(","))
     except ValueError:
@@ -36,7 +36,7 @@ Seeds = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Rows of a scale."""
+    """A scale and the folder of its stored rows."""
 
     scale: str = "tiny"
     """tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b, 760m-48b (`list` shows all)."""
@@ -44,18 +44,18 @@ class Stored:
     """Stored rows, figures, report."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a folder whose README.md is none of ours, over which drawing would write another."""
+        """Raise ValueError for a folder with a README.md that we did not write, because drawing would overwrite it."""
         page, ours = self.results_dir / "README.md", STATUS_PAGE.read_text().partition("\n")[0]
         if page.is_file() and not page.read_text(errors="replace").startswith(ours):
-            raise ValueError(f"--results-dir {self.results_dir}: drawing would write over its README.md; name another folder")
+            raise ValueError(f"--results-dir {self.results_dir}: drawing would overwrite its README.md; name another folder")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(Stored):
-    """Artefacts of a scale, and the store of their rows."""
+    """Artefacts of a scale, and the folder of their stored rows."""
 
     artefacts: Positional[tuple[str, ...]] = ()
-    """Figures and tables, such as fig2_per_token_loss; `all`; default: the main ones."""
+    """Figures and tables, such as fig2_per_token_loss, or `all`; default: the main ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,33 +63,33 @@ class Corpora:
     """The text to train and evaluate on, and the folder of tokenised corpora."""
 
     data: str | None = None
-    """packages, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]; default: that of the scale."""
+    """packages, text:PATH[,PATH...], longcrawl64:FOLDER or hf:NAME[:CONFIG][@REVISION]; default: the scale's."""
     heldout: str | None = None
-    """Texts to evaluate on, PATH[,PATH...]; default: a fraction of the documents of --data is held out."""
+    """Held-out texts to evaluate on, PATH[,PATH...]; default: a fraction of the documents of --data is held out."""
     tokenizer: str | None = None
-    """bpe-N, bytes, gpt2[:FOLDER] or gpt2-json[:FOLDER]; default: that of the scale."""
+    """bpe-N, bytes, gpt2[:FOLDER] or gpt2-json[:FOLDER]; default: the scale's."""
     corpora_dir: Path = Path("corpora")
-    """Tokenised corpora."""
+    """Folder of tokenised corpora."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Corpora, Selection):
-    """Artefacts to make, their runs, and the folders of both."""
+    """Artefacts to make, and which runs to make them from."""
 
     seeds: Seeds = (0,)
-    """Seeds of every run; figures then show their spread."""
+    """Seeds to train each run with; figures show the spread of several."""
     only: UseAppendAction[tuple[str, ...]] = ()
-    """Only this model (repeatable)."""
+    """Only this model."""
     line: UseAppendAction[tuple[str, ...]] = ()
-    """Only the line of this label, as `plan` shows it; * stands for anything: '* LR 0.004' (repeatable)."""
+    """Only the line with this label, as shown by `plan`; * matches anything: '* LR 0.004'."""
     also: UseAppendAction[tuple[str, ...]] = ()
-    """This model, too, where a figure or table has a line per model: stick_breaking, say (repeatable)."""
+    """Add this model, such as stick_breaking, to every figure or table that has a line per model."""
     runs_dir: Path = Path("runs")
     """Run folders."""
     reuse_stored: bool = False
-    """Rows that are stored count as done: train and evaluate only what they lack, and meet none of them again."""
+    """Count stored rows as done: train and evaluate only what they lack, and do not check that they are reproduced."""
     draw_these_trainings: bool = False
-    """Draw the training in the run folder in place of another of its run that is drawn so far; rows of both stay stored."""
+    """Draw the training in the run folder even if another training of the run was drawn so far; rows of both stay stored."""
     judge_model: str | None = None
     """Model that scores needle answers at --judge-url."""
     user_data: OmitArgPrefixes[UserData] = field(default_factory=UserData)
@@ -97,20 +97,20 @@ class Request(Corpora, Selection):
 
     @property
     def sources(self) -> Sources:
-        """Texts, data sets, judge and tokeniser that evaluations are told of."""
+        """Texts, data sets, judge and tokeniser for the evaluations."""
         return Sources(**vars(self.user_data), tokenizer=self.tokenizer)
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """cpu or cuda; cpu where nobody has looked for a GPU yet (`settled`)."""
+        """cpu or cuda; auto counts as cpu until `settled` has looked for a GPU."""
         return "cpu" if self.execution.device == "auto" else self.execution.device
 
     def on(self, device: Literal["cpu", "cuda"]) -> "Request":
-        """The same request for the device cpu or cuda."""
+        """Return the same request with the device set to cpu or cuda."""
         return replace(self, execution=replace(self.execution, device=device))
 
     def settled(self) -> "Request":
-        """The same request for a device of this machine. ValueError where CUDA is asked for and not there."""
+        """Return the same request with the device chosen for this machine. ValueError if CUDA is requested but missing."""
         if self.execution.device == "auto" and get_scale(self.scale).precision == "fp32":
             return self.on("cpu")
         from training.distributed import pick_device

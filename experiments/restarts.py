@@ -1,16 +1,16 @@
-"""The rule by which a task that has ended is started again, everywhere. Standard library only: on clusters with containers
+"""The rule by which ended tasks are restarted, on this machine and on SLURM. Standard library only: on clusters with containers
 this runs on the host's python3.
 
-75 (saved, start me again) and crashes are started again for as long as starts bring progress, and at most `max_restarts` times
-in a row if they do not. 2 (an error to mend) and 130 (Ctrl-C) are final.
+After exit code 75 (saved, to be restarted) or a crash, a task is restarted as long as restarts make progress, and at most
+`max_restarts` times in a row if they do not. 2 (an error that the user can fix) and 130 (Ctrl-C) are final.
 
-What became of a task is a file of one JSON line per event, in its folder:
+The journal of a task is a file in its folder with one JSON line per event:
 
     start      job, mark, node        mark: how far the task had got
     end        job, mark, code, action (done, again, failed, ended), reason
-    excluded   job, node              a node where it crashed and is not started again (SLURM)
+    excluded   job, node              a node where it crashed and is not restarted (SLURM)
 
-A start without an end was cut off from outside: the machine failed, or SLURM requeued the job by itself."""
+A start without an end was cut off from outside: the machine failed, or SLURM requeued the job on its own."""
 
 import datetime
 import json
@@ -34,7 +34,7 @@ def append(path: Path, event: str, **values: Any) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a journal."""
+    """Return the events of a journal, without incomplete lines."""
     events = []
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(ValueError):  # cut off in the middle of a write
@@ -43,12 +43,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def note_start(journal: Path, job: str, folder: Path) -> None:
-    """Write down that a task is started on this machine. `folder`: where its progress shows."""
+    """Record that a task starts on this machine. `folder`: where its progress is measured."""
     append(journal, "start", job=job, mark=progress_mark(folder), node=os.uname().nodename)
 
 
 def note_end(journal: Path, job: str, folder: Path, code: int) -> tuple[str, str]:
-    """Write down that a task has ended with `code`, and return what becomes of it: (action, why)."""
+    """Record that a task has ended with `code`, and return what to do with it: (action, why)."""
     mark = progress_mark(folder)
     action, reason = decide(code, fruitless_starts(read(journal), job, mark))
     append(journal, "end", job=job, mark=mark, code=code, action=action, reason=reason)
@@ -56,7 +56,7 @@ def note_end(journal: Path, job: str, folder: Path, code: int) -> tuple[str, str
 
 
 def progress_mark(folder: Path) -> str:
-    """Measure how far a run has got: its newest checkpoint, and the bytes of its evaluations."""
+    """Describe how far a run has got: its newest checkpoint, and the size of its evaluations."""
     checkpoint = max((path.name for path in (folder / "checkpoints").glob("step-*[0-9]")), default="step-0")
     size = 0
     for path in (folder / "evals").rglob("*"):
@@ -66,19 +66,19 @@ def progress_mark(folder: Path) -> str:
 
 
 def fruitless_starts(events: list[dict[str, Any]], job: str, mark: str) -> int:
-    """Count how many of the job's latest starts, in a row, have not got beyond `mark`."""
+    """Count how many of the job's latest starts, in a row, made no progress beyond `mark`."""
     starts = [event for event in events if event["event"] == "start" and event["job"] == job]
     return len(list(takewhile(lambda event: event["mark"] == mark, reversed(starts))))
 
 
 def has_ended(path: Path, job: str) -> bool:
-    """Tell whether the last that a journal says of a job is that it has ended for good."""
+    """Return whether a job's last event in a journal is an end without a restart."""
     events = [event for event in read(path) if event.get("job") == job]
     return bool(events) and events[-1]["event"] == "end" and events[-1]["action"] != "again"
 
 
 def decide(code: int, fruitless: int, max_restarts: int = MAX_RESTARTS) -> tuple[str, str]:
-    """(action, why) after a task has ended with `code`, its `fruitless` latest starts without progress."""
+    """Return (action, why) for a task that ended with `code` after `fruitless` starts in a row without progress."""
     if code == FINISHED:
         return "done", ""
     if code in (ERROR, GIVEN_UP, INTERRUPTED):
@@ -90,7 +90,7 @@ def decide(code: int, fruitless: int, max_restarts: int = MAX_RESTARTS) -> tuple
 
 
 def exit_reason(code: int) -> str:
-    """Say what an exit code means: of a shell (128 + signal) or of subprocess (-signal)."""
+    """Say what an exit code means; signals are 128 + signal (from a shell) or -signal (from subprocess)."""
     if code == BROKEN_NODE:
         return "this node failed"
     try:
@@ -100,12 +100,12 @@ def exit_reason(code: int) -> str:
 
 
 def last_words(log: Path) -> str:
-    """The line of a log that says what was wrong."""
+    """Return the line of a log that tells what went wrong."""
     try:
         text = log.read_text(errors="replace")[-4000:]
     except OSError:
         return "no log was written"
-    # srun tells only that a task has ended, slurmstepd (***) that a job has, and --- that one began.
+    # srun only says that a task has ended, slurmstepd (***) that a job has ended, and --- that a job has begun.
     told = ("srun:", "--- job ")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(told) and "***" not in line]
     errors = [line for line in lines if line.startswith("error:") or "Error:" in line]

@@ -1,12 +1,13 @@
 """Scales: the paper's four settings (Tables 4 and 5; released configurations) and small ones with the same shape. Numbers
-only; how they become runs is in recipes.py.
+only; recipes.py turns them into runs.
 
-Every scale keeps the paper's proportions: evaluation at four times the training length, Pro with SwiGLU ratio 3.5 against
-4, FoX with more and smaller heads than the Transformer where the paper has them, Mamba-2 with twice the layers.
+Scales keep the paper's proportions: evaluation at four times the training length (but for extrapolation and packed documents),
+a SwiGLU ratio of 3.5 for Pro and 4 for others, FoX with more and smaller heads than the Transformer where the paper has them,
+and Mamba-2 with twice the layers.
 
 To add a scale, add one entry to SCALES: the main figures and tables can then be run at it. A figure with sizes of its own has
-them under SIZES in its file, and ablations run at the scale that ABLATIONS names. Planning names sizes that do not go together,
-and the table that lacks one."""
+them under SIZES in its file, and ablations run at the scale that ABLATIONS names. `plan` reports sizes that do not fit together
+and tables that lack the scale."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,15 +17,15 @@ from analysis.names import SEVEN
 from analysis.paper import read
 
 WITH_WINDOWS = (*SEVEN[:4], "samba", "transformer_swa", "mamba2")
-"""The models of its tables with sliding windows (Tables 8 and 9)."""
+"""The models of the paper's tables with sliding windows (Tables 8 and 9)."""
 
 Gi = 2**30
 
 
 @dataclass(frozen=True)
 class NeedleGrid:
-    """The cells of the needle test at a scale: the paper's by default. Recall in nats and the choice of a word ask shorter
-    questions, which fit into shorter texts (`recall_lengths`)."""
+    """The cells of the needle test at a scale; the defaults are the paper's. Recall in nats and the choice of a word have
+    shorter questions, which fit into shorter texts (`recall_lengths`)."""
 
     lengths: tuple[int, ...] = tuple(range(1000, 32001, 3100))
     depths: tuple[float, ...] = tuple(float(depth) for depth in range(0, 101, 10))
@@ -38,9 +39,9 @@ class NeedleGrid:
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lrs`: of models with another rate than
-    `peak_lr`. `stand_ins`: take tasks made from the held-out text for the public benchmarks. `window_size`: of sliding-window
-    attention. `short_documents`: the text is short documents, packed (Table 7)."""
+    """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lrs`: for models that override `peak_lr`.
+    `stand_ins`: evaluate tasks made from held-out text instead of the public benchmarks. `window_size`: for sliding-window
+    attention. `short_documents`: train on packed short documents (Table 7)."""
 
     name: str
     about: str
@@ -84,7 +85,7 @@ def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer
 
 
 TABLE_5_LR = {model: line["peak_lr"] for model, line in read("table5_peak_lr.csv").items()} | {
-    # not in the table: the rates of the like blocks
+    # not in the table: the rates of similar blocks
     "samba": 1e-3, "transformer_swa": 5e-4, "stick_breaking": 5e-4, "stick_breaking_pro": 1e-3, "alibi": 1e-3,
     "alibi_pro": 2e-3, "gated_delta_net": 1e-3, "kimi_delta_attention": 1e-3, "gated_linear_attention": 1e-3,
     "fox_hybrid": 1e-3, "path_fox": 1e-3, "wall_attention": 1e-3, "mamba3": 1e-3,
@@ -129,21 +130,21 @@ MINI_EXTRAPOLATION = replace(
 MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width, for Figure 6", hidden_size=256,
                       linear_head_dim=64)  # fmt: skip
 
-# The closest to the paper's setting that one GPU reaches in a quarter of an hour.
+# The setting closest to the paper's that one GPU can train in a quarter of an hour.
 BOOKS_125M = _paper(
     "125m-0.2b", "the paper's 125M blocks, batch, contexts; few tokens", 768, 12, 64, 2**19 * 400, 2e-3, 2**16,
     warmup_tokens=2**19 * 40, default_tokenizer="bpe-16384", heldout_documents=64, stand_ins=True,
     needle=NeedleGrid(depths=(0.0, 20.0, 40.0, 60.0, 80.0, 100.0), max_new_tokens=32, recall_samples=4, choice_samples=16),
 )  # fmt: skip
-# The same on the tokens that a few hundred MB of books have when they are read three times and a half.
+# The same with as many tokens as 3.5 epochs of a few hundred MB of books.
 BOOKS_125M_LONGER = replace(
     BOOKS_125M, name="125m-0.5b", about="125m-0.2b with more than twice the tokens; an hour on one GPU",
     train_tokens=2**19 * 1032, warmup_tokens=2**19 * 104, heldout_documents=128,
 )  # fmt: skip
 
-# Table 7: SlimPajama's documents, most of which are short, packed to rows of the training length. The paper leaves tokeniser,
-# batch, learning rate and schedule open: a byte-level BPE of 32,000 (with which the models have about 340M parameters), and
-# the rest as at 360M.
+# Table 7: SlimPajama's documents, most of them short, are packed into rows of the training length. The paper does not give the
+# tokeniser, batch, learning rate and schedule; here a byte-level BPE of 32,000 tokens (with which the models have about 340M
+# parameters), and the others as at 360M.
 TINY_PACKED = replace(TINY_NARROW, name="tiny-packed", about="tiny-narrow on packed short documents, for Table 7",
                       short_documents=True)  # fmt: skip
 MINI_PACKED = replace(MINI_NARROW, name="mini-packed", about="mini-narrow on packed short documents, for Table 7", seq_len=2048,
@@ -181,19 +182,19 @@ TINIES = ("tiny", "tiny-short", "tiny-narrow", "tiny-packed", "tiny-extrapolatio
 MINIS = ("mini", "mini-short", "mini-narrow", "mini-packed", "mini-extrapolation")
 PAPERS = ("125m-0.2b", "125m-0.5b", "125m-2.7b", "360m-7.5b", "360m-extrapolation", "340m-slimpajama", "760m-16b",
           "760m-48b")  # fmt: skip
-"""Scales of the paper's context length or of its other settings."""
+"""Scales with the paper's context length, and its other settings."""
 ABLATIONS = {TINIES: "tiny-short", MINIS: "mini-short", PAPERS: "360m-7.5b"}
 SHORTER = {"tiny": "tiny-short", "mini": "mini-short", "760m-48b": "760m-16b"}
-"""Scales of the same models on fewer tokens; others have none."""
+"""Scales of the same models with fewer tokens; other scales have none."""
 
 Sizes = TypeVar("Sizes")
 
 
 class NoSizes(ValueError):
-    """A figure has no sizes of its own at a scale. `place`: the file and the table in it that lack them."""
+    """Error for a figure without sizes of its own at a scale. `place`: the file and its table that lack them."""
 
     def __init__(self, place: str, scale: str) -> None:
-        super().__init__(f'{place} has nothing for scale {scale}; add ("{scale}",) and its own there.')
+        super().__init__(f'{place} has nothing for scale {scale}; add ("{scale}",) with its values there.')
         self.place = place
 
 
@@ -206,10 +207,10 @@ def sizes_at(scale: Scale, sizes: Mapping[tuple[str, ...], Sizes], module: str, 
 
 
 def for_ablations(scale: Scale) -> Scale:
-    """Return the scale of Table 3 and of other comparisons of parts in this setting. ValueError where none is named."""
+    """Return the scale for Table 3 and other comparisons of a model's parts in this setting. ValueError if there is none."""
     return get_scale(sizes_at(scale, ABLATIONS, __name__, "ABLATIONS"))
 
 
 def with_shorter(scale: Scale) -> tuple[Scale, ...]:
-    """Return the scale, behind the one that has the same models and fewer tokens where there is one."""
+    """Return the scale, preceded by the one with the same models and fewer tokens if there is one."""
     return (get_scale(SHORTER[scale.name]), scale) if scale.name in SHORTER else (scale,)

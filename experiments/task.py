@@ -1,5 +1,5 @@
-"""Tasks of a plan, the same for the local launcher and for SLURM. Standard library only: on clusters with containers the end of
-a job runs on the host's python3."""
+"""Tasks of a plan, shared by the local launcher and SLURM. Standard library only: on clusters with containers the code that
+runs at the end of a job uses the host's python3."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Task:
-    """`python -m MODULE ARGS`, known by `key` in every plan. Done when every file of `makes` exists; `needs` are keys. `folder`
-    is where its progress shows, its log and its journal lie."""
+    """The command `python -m MODULE ARGS`, with the same `key` in every plan. It is done when every file in `makes` exists.
+    `needs`: keys of the tasks that come before it. `folder` contains its log, its journal and the files that show progress."""
 
     key: str
     module: str
@@ -26,12 +26,12 @@ class Task:
 
     @property
     def about(self) -> str:
-        """The run's folder, or the corpus or artefact."""
+        """Name of the run's folder, the corpus or the artefact."""
         return self.key.split(":")[1]
 
     @property
     def name(self) -> str:
-        """For people: kind and what it is about."""
+        """Kind and subject of the task, for display."""
         return " ".join(self.key.split(":")[:2])
 
     @property

@@ -1,4 +1,4 @@
-"""Writing of files that others read and write too: whole or not at all, and one process at a time. Standard library only."""
+"""Atomic writing of shared files, and locks for one process at a time. Standard library only."""
 
 import fcntl
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, body: bytes | str) -> None:
-    """Write through a temporary name in the same folder, flushed to disk, then renamed: never a half-written file."""
+    """Write a temporary file in the same folder, flush it to disk, then rename it: no reader ever sees a half-written file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # minus the umask
         with os.fdopen(handle, "wb") as file:
             file.write(body.encode() if isinstance(body, str) else body)
             file.flush()
@@ -22,7 +22,7 @@ def write_atomic(path: Path, body: bytes | str) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # of a write, which does not know where it goes
+        if isinstance(error, OSError) and error.filename is None:  # errors of write() do not name the file
             error.filename = str(path)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
@@ -33,7 +33,7 @@ def write_atomic(path: Path, body: bytes | str) -> None:
 
 
 def check_writable(folder: Path, name: str, remedy: str) -> None:
-    """Raise ValueError where no file can be made in a folder, which is made where it is missing."""
+    """Create a folder if it is missing, and raise ValueError if no file can be created in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -43,9 +43,9 @@ def check_writable(folder: Path, name: str, remedy: str) -> None:
 
 @contextmanager
 def alone(lock: Path, waits: Callable[[], object], *, needed: bool = True) -> Iterator[None]:
-    """Hold a lock file for this process; the system lets go of it when the process ends, however it ends. `waits` is called
-    once where another process holds it. Without `needed`, a file system that knows no locks is passed over."""
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)  # a colleague's, too, where the umask allows it
+    """Hold a lock file; the system releases it when this process ends, however it ends. `waits` is called once if another
+    process holds the lock. Unless `needed`, a file system without locks is accepted."""
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)  # so that other users can lock it, too, if the umask allows
     with open(handle):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

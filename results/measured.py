@@ -1,8 +1,8 @@
 """Measurements of kernels, which need no training: times and errors. Torch-free.
 
-    results/measurements/KIND/DATE-DIGEST.parquet + .meta.json      what one command measured: immutable
+    results/measurements/KIND/DATE-DIGEST.parquet + .meta.json      results of one command: immutable
 
-Each measuring adds a file; `read` joins all of a kind. Meta: kind, created (ISO, UTC), command, provenance, rows_sha256."""
+Each command adds a file; `read` joins all files of a kind. Meta: kind, created (ISO, UTC), command, provenance, rows_sha256."""
 
 import hashlib
 import re
@@ -18,23 +18,23 @@ from results.schema import Schema, integer, number, text
 from results.store import read_rows, write_rows
 
 FOLDER = Path(__file__).parent / "measurements"
-PLACES = ("--rows", "--corpora-dir")  # options that name a folder of that machine, and nothing that was measured
-WHOLE_PATH = re.compile(r"(?<![^:=,])/[^:=,]*")  # also behind a scheme (text:/data/books/train*) and behind --option=
+PLACES = ("--rows", "--corpora-dir")  # options for folders on the machine, which do not change what is measured
+WHOLE_PATH = re.compile(r"(?<![^:=,])/[^:=,]*")  # also after a scheme (text:/data/books/train*) or after --option=
 GRADIENTS = ("o", "dq", "dk", "dv", "dlog_fgate")
 
-# `date` is of the rows that are compared with each other; `gates` of stick-breaking attention are the logits.
+# Rows with the same `date` are compared with each other. For stick-breaking attention, `gates` holds the kind of logits.
 _KERNEL = {name: text() for name in ("date", "provider", "operation", "gates", "dtype")}
 _KERNEL |= {name: integer(1) for name in ("batch", "seq_len", "num_heads", "head_dim")}
 _TIMES = {
-    # Quantiles 20/50/80 of the repeats; NaN of a provider that had not compiled, tuned and run within the limit.
+    # Quantiles 20/50/80 of the repeats; NaN if the provider did not compile, tune and run within the time limit.
     **{name: number(0, nullable=True) for name in ("ms_q20", "ms_q50", "ms_q80")},
-    "effective_tflops": number(0),  # skipped work counts as done; 0 where work is not counted
+    "effective_tflops": number(0),  # skipped work counts as done; 0 if FLOPs are not counted
     "max_error": number(0, nullable=True),  # of the output, against float64
 }
 KERNEL_TIMES = Schema({**_KERNEL, **_TIMES}, key=tuple(_KERNEL))
 _ERRORS = {name: number(0) for name in GRADIENTS}
 
-# Of kinds that nothing measures or draws any more only the files are left.
+# Kinds that are no longer measured or drawn have files but no schema.
 SCHEMAS = {
     "forgetting_attention": KERNEL_TIMES,
     "stick_breaking": KERNEL_TIMES,
@@ -42,7 +42,7 @@ SCHEMAS = {
     "mamba2_recurrence": KERNEL_TIMES,
     "short_convolution": KERNEL_TIMES,
     "fla_model": KERNEL_TIMES,  # of a whole training step
-    # Relative to the norm of each, by regime.
+    # Errors relative to the norm of each quantity, by regime.
     "errors_by_regime": Schema(
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},
         key=("provider", "head_dim", "logit", "gates"),
@@ -51,8 +51,8 @@ SCHEMAS = {
 
 
 def add(kind: str, rows: list[dict[str, Any]], device: str, *, code: str = "", folder: Path = FOLDER) -> Path:
-    """Keep what was measured just now on `device`. `code`: which code that was, where no checkout tells. The file's name comes
-    from its contents: nothing is ever replaced by something else. ValueError: rows that are not as SCHEMAS says."""
+    """Store rows that were just measured on `device`. `code`: the commit of the code, if no checkout tells it. The file is
+    named after its contents, so nothing is ever overwritten. ValueError for rows that do not match SCHEMAS."""
     made, frame = provenance(device), pd.DataFrame(rows)
     if code:
         made |= {"git_sha": code, "git_dirty": None}
@@ -63,8 +63,8 @@ def add(kind: str, rows: list[dict[str, Any]], device: str, *, code: str = "", f
 
 
 def _command() -> str:
-    """Write down the command that measured, without the places that were that machine's alone: where rows and corpora were
-    put is left out, and of a file given by its whole path the last folder and the name are kept."""
+    """Return this command without what is specific to this machine: folders of rows and corpora are left out, and absolute
+    paths are cut to the last folder and the file name."""
     words = iter(sys.orig_argv[1:])
     kept = ["python"]
     for word in words:
@@ -76,11 +76,11 @@ def _command() -> str:
 
 
 def read(kind: str, folder: Path = FOLDER) -> pd.DataFrame:
-    """Read all rows of a kind, oldest first, behind `created`, `commit`, `gpu`, `torch` and `triton` of who measured them.
-    ValueError: there are none, or a file is damaged."""
+    """Read all rows of a kind, oldest first, with the columns `created`, `commit`, `gpu`, `torch` and `triton` in front.
+    ValueError if there are none, or if a file is damaged."""
     frames = []
     files = [read_rows(path) for path in sorted((folder / kind).glob("*.parquet"))]
-    for rows, meta in sorted(files, key=lambda file: file[1]["created"]):  # names tell seconds only
+    for rows, meta in sorted(files, key=lambda file: file[1]["created"]):  # file names only have seconds
         made = meta["provenance"]
         commit = str(made["git_sha"] or "")[:10] + ("+" if made["git_dirty"] else "")
         versions = {name: made["versions"][name] for name in ("torch", "triton")}

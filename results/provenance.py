@@ -1,4 +1,4 @@
-"""Makers of a result: code, versions and hardware, as one JSON object."""
+"""Provenance of a result: code, versions and hardware, as one JSON object."""
 
 import datetime
 import importlib.metadata
@@ -13,9 +13,8 @@ PACKAGES = ("torch", "triton", "flash-linear-attention", "transformers", "numpy"
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Commit of the checkout that tracks this file and whether tracked files differ from it; nulls outside a checkout, also
-    where the code lies within another one's. In a snapshot of the code (slurm/snapshot.py), what its snapshot.json says of the
-    checkout it was taken from."""
+    """Commit of the checkout that tracks this file, and whether tracked files differ from it; nulls outside a checkout, even if
+    the code lies inside another project's. A snapshot of the code (slurm/snapshot.py) has both in its snapshot.json."""
     root = root or Path(__file__).parent.parent
     if (root / "snapshot.json").exists():
         return json.loads((root / "snapshot.json").read_text())
@@ -32,12 +31,12 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
 
 
 def commit_name(provenance: dict[str, Any]) -> str:
-    """The commit in short, with a + where files differed from it."""
+    """Return the abbreviated commit, with a + if files differed from it."""
     return str(provenance.get("git_sha") or "unknown")[:10] + ("+" if provenance.get("git_dirty") else "")
 
 
 def provenance(device_name: str, world_size: int = 1) -> dict[str, Any]:
-    """One line of provenance.jsonl."""
+    """Return one line of provenance.jsonl."""
     versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -53,5 +52,5 @@ def provenance(device_name: str, world_size: int = 1) -> dict[str, Any]:
 
 
 def is_cpu(machine: str) -> bool:
-    """Return whether rows that name this machine are of a CPU (`machine_name` in eval/shell says how machines are named)."""
+    """Return whether a machine, as named by `machine_name` in eval/shell, is a CPU."""
     return machine.endswith(" cores")

@@ -1,4 +1,4 @@
-"""The columns of a kind of rows, checked when rows are written. Each evaluation declares its own in its folder. Torch-free."""
+"""Schemas: the columns of a kind of rows, validated when rows are written. Each evaluation declares its own. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-if TYPE_CHECKING:  # what only reads or plans does without: it takes a fifth of a second to load
+if TYPE_CHECKING:  # only writing needs it, and importing it takes a fifth of a second
     import pandera.pandas as pa
 
 
 @dataclass(frozen=True)
 class Column:
-    """Type of a column, and how pandera is to check its values."""
+    """Type of a column, and the pandera check of its values."""
 
     dtype: type | str
     check: Callable[[type[pa.Check]], pa.Check] | None = None
@@ -23,7 +23,7 @@ class Column:
 
 
 def text(choices: Sequence[str] | None = None, *, empty: bool = False) -> Column:
-    """A string: one of `choices`, or any that is not empty (unless `empty`)."""
+    """A string column: one of `choices`, or any non-empty string (with `empty`: any string)."""
     if choices is not None:
         return Column(str, lambda check: check.isin(list(choices)))
     return Column(str, None if empty else lambda check: check.str_length(min_value=1, error="not empty"))
@@ -43,14 +43,14 @@ def flag() -> Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """`columns` by name, in order; the columns of `key` together identify a row."""
+    """Schema of rows: `columns` by name, in order; the columns in `key` together identify a row."""
 
     columns: dict[str, Column]
     key: tuple[str, ...]
 
     def validate(self, rows: pd.DataFrame, where: str = "rows") -> pd.DataFrame:
-        """The rows with the columns in order and of the right types; `where` names them in messages. ValueError: no rows,
-        missing or surplus columns, wrong types, values out of range, repeated keys."""
+        """Return the rows with columns in order and of the right types; `where` names the rows in messages. ValueError for no
+        rows, missing or surplus columns, wrong types, values out of range, or repeated keys."""
         import pandera.pandas as pa
         from pandera.errors import SchemaErrors
 
@@ -60,7 +60,7 @@ class Schema:
             raise ValueError(f"{where}: the columns are {list(self.columns)}; missing {missing}, not expected {surplus}")
         if rows.empty:
             raise ValueError(f"{where}: there are no rows")
-        for name, column in self.columns.items():  # coercion makes True of any text, a number of "7" and text of any number
+        for name, column in self.columns.items():  # coercion makes any text True, "7" a number, and any number text
             held = rows[name].dtype
             if (column.dtype == "bool") != pd.api.types.is_bool_dtype(held):
                 raise ValueError(f"{where}: column {name!r} must hold {column.dtype}; it holds {held}")

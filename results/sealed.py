@@ -1,4 +1,4 @@
-"""JSON files that say when they were altered: the object's own SHA-256 is its last key. Standard library only."""
+"""JSON files that detect changes: the last key of the object is its own SHA-256. Standard library only."""
 
 import hashlib
 import json
@@ -11,9 +11,9 @@ SEAL = "sha256"
 
 
 def write_sealed(path: Path, values: dict[str, Any], *, compact: bool = False) -> None:
-    """Write `values` and their digest atomically. `compact`: a line per value, and per item of a list, so that one more item is
-    one more line. NaN and infinity are refused (ValueError): they are not JSON."""
-    as_read = json.loads(json.dumps(values))  # keys are text there, which sorts otherwise
+    """Write `values` and their digest atomically. `compact`: one line per value and per item of a list, so that one more item
+    is one more line in a diff. ValueError for NaN and infinity, which are not JSON."""
+    as_read = json.loads(json.dumps(values))  # in JSON keys are strings, which sort differently
     sealed = {**values, SEAL: _digest(as_read)}
     write_atomic(path, (_compact(sealed) if compact else json.dumps(sealed, indent=1, allow_nan=False)) + "\n")
 
@@ -28,8 +28,8 @@ def _compact(values: dict[str, Any]) -> str:
 
 
 def read_sealed(path: Path, remedy: str, types: dict[str, type] | None = None) -> dict[str, Any]:
-    """The values of a sealed file. ValueError that ends with `remedy`: missing, cut off, changed since it was written, or not
-    with values of these `types` by name."""
+    """Return the values of a sealed file. ValueError ending with `remedy` if the file is missing, truncated or changed since it
+    was written, or if its values do not have these `types` by name."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         seal = values.pop(SEAL, None)
@@ -38,7 +38,7 @@ def read_sealed(path: Path, remedy: str, types: dict[str, type] | None = None) -
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({type(error).__name__}): {remedy}") from None
     if seal is None:
-        raise ValueError(f"{path} has no {SEAL}, by which it is known to be as it was written: {remedy}")
+        raise ValueError(f"{path} has no {SEAL} to verify it by: {remedy}")
     if seal != _digest(values):
         raise ValueError(f"{path} was changed after it was written (its SHA-256 differs): {remedy}")
     if not all(isinstance(values.get(name), kind) for name, kind in (types or {}).items()):

@@ -1,19 +1,19 @@
-"""Reading and writing of results: rows as parquet (zstd), who made them as JSON beside. Torch-free.
+"""Reading and writing of results: rows as parquet (zstd), with their provenance as JSON beside them. Torch-free.
 
     results/SCALE/rows/KIND/RUN-EVAL.parquet + .meta.json     one evaluation of one run: immutable, shared by all artefacts
-    results/SCALE/rows/KIND/RUN-EVAL-WEIGHTS.parquet + ...    the same of a second training of that run, and of each later one
-    results/SCALE/runs/RUN.json                               what a run was: spec, every start, every training
+    results/SCALE/rows/KIND/RUN-EVAL-WEIGHTS.parquet + ...    the same for each later training of that run
+    results/SCALE/runs/RUN.json                               record of a run: spec, every start, every training
     results/SCALE/STEM.json                                   which rows an artefact is drawn from (analysis/study.py)
-    results/measurements/KIND/DATE-DIGEST.parquet + .meta.json     what needs no training (measured.py)
+    results/measurements/KIND/DATE-DIGEST.parquet + .meta.json     measurements without training (measured.py)
 
-Storage only grows. Rows are kept under the identity of what made them, so equal names mean equal numbers up to rounding; the
-first are kept, and `keep` says by how much later ones differ. A GPU does not repeat bits: a run may have several trainings,
-each known by the digest of its weights, and rows of one are never taken for another's. The JSON of a pair is renamed into place
-first and holds the digest of the parquet, whose rename is the commit: a pair that was cut off between the two, edited, or
-copied to another run's name is refused when read.
+The store only grows. Rows are named after the identity of the run and evaluation that made them, so equal names mean equal
+numbers up to rounding; the first rows are kept, and `keep` tells how much later ones differ. Trainings of one run may differ in
+their bits, for example on different kinds of GPU: each is identified by the digest of its weights, and their rows are never
+mixed up. The JSON of a pair is renamed into place first and contains the digest of the parquet, whose rename is the commit: a
+pair that was interrupted between the two, edited, or copied to another run's name is refused when read.
 
-Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), weights (digest of those it was measured on; null for fresh
-models, absent from before digests were taken), created (ISO, UTC), provenance, extras, rows_sha256."""
+Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), weights (digest of the weights; null for untrained models,
+missing in rows from before digests were recorded), created (ISO, UTC), provenance, extras, rows_sha256."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ import numpy as np
 from results.atomic import write_atomic
 from results.sealed import read_sealed, write_sealed
 
-if TYPE_CHECKING:  # a training, which only looks whether rows are there, does without pandas
+if TYPE_CHECKING:  # training only checks whether rows exist, and does not import pandas
     import pandas as pd
 
     from results.schema import Schema
@@ -41,34 +41,35 @@ ROWS: dict[str, type] = {"kind": str, "created": str, "provenance": dict}
 META: dict[str, type] = {**dict.fromkeys(META_KEYS, str), **ROWS, "spec": dict, "extras": dict}
 RECORD: dict[str, type] = {"run_id": str, "scale": str, "name": str, "spec": dict, "starts": list}
 FRESH = ("throughput", "parameters", "equal_logits")
-"""Kinds of evaluation that measure fresh models: no training is in their rows."""
+"""Kinds of evaluation that measure untrained models: their rows belong to no training."""
 REMEDY = "delete it (both files of the pair) and run its experiment again"
 
 
 def meta_path(path: Path) -> Path:
-    """NAME.meta.json beside NAME.parquet."""
+    """Return NAME.meta.json beside NAME.parquet."""
     return path.with_name(path.name.removesuffix(".parquet") + ".meta.json")
 
 
 def rows_file(results_dir: Path, scale: str, run_id: str, eval_id: str, weights: str = "") -> Path:
-    """Place of the rows of an evaluation of a run. `eval_id` is KIND-DIGEST; `weights`: of another training than the first."""
+    """Return the path of a run's evaluation. `eval_id`: KIND-DIGEST; `weights`: given for another training than the first."""
     kind, _, digest = eval_id.rpartition("-")
     name = f"{run_id}-{digest}-{weights[:8]}" if weights else f"{run_id}-{digest}"
     return results_dir / scale / "rows" / kind / f"{name}.parquet"
 
 
 def is_fresh(name: str) -> bool:
-    """Tell whether an evaluation, by its id or the path of its rows, is of fresh models and so of no training."""
+    """Return whether an evaluation, given by id or by the path of its rows, measures untrained models."""
     return (name.split("/")[-2] if "/" in name else name.rpartition("-")[0]) in FRESH
 
 
 def training_in_name(path: Path) -> str:
-    """First digits of the weights that the name of stored rows holds; empty for a run's first training, and fresh models."""
+    """Return the first digits of the weights' digest in the name of stored rows; empty for a run's first training and for
+    untrained models."""
     return "".join(path.stem.split("-")[2:])
 
 
 def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema, keys: tuple[str, ...] = META_KEYS) -> Path:
-    """Validate `rows` and write the pair atomically. ValueError before anything is written, also where `meta` lacks keys."""
+    """Validate `rows` and write the pair atomically. ValueError before anything is written, also if `meta` lacks keys."""
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: results are stored as .parquet")
     missing = [key for key in keys if key not in meta]
@@ -90,19 +91,19 @@ def _write_pair(path: Path, body: bytes, meta: Meta) -> None:
 
 
 def read_rows(path: Path, types: dict[str, type] = ROWS, **owner: str) -> tuple[pd.DataFrame, Meta]:
-    """Rows and meta of what is stored. ValueError: missing, truncated or edited, or the meta has not what it should have of its
-    `owner` (run_id, scale, eval_id). `types`: META of an evaluation."""
+    """Return stored rows and their meta. ValueError if the pair is missing, truncated or edited, or if its meta disagrees with
+    `owner` (run_id, scale, eval_id). `types`: types of the meta's values; META for an evaluation."""
     body, meta = _read_pair(path, types, owner)
     try:
-        return _frame(body).copy(deep=False), meta  # pandas copies what is written to
+        return _frame(body).copy(deep=False), meta  # pandas copies on write
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}: not a readable parquet file ({error})") from None
 
 
 @lru_cache(maxsize=1024)
 def _frame(body: bytes) -> pd.DataFrame:
-    """Read the rows of a parquet file, once: studies share many. Without pyarrow, as in the small environment, fastparquet
-    reads the same of it."""
+    """Read the rows of a parquet file, cached because studies share files. Without pyarrow, as in the small environment,
+    fastparquet reads the same rows."""
     try:
         import pyarrow.parquet as pq
 
@@ -115,7 +116,7 @@ def _frame(body: bytes) -> pd.DataFrame:
 
 
 def read_evaluation(path: Path, run_id: str) -> tuple[pd.DataFrame, Meta]:
-    """Rows and meta of a stored evaluation of a run. ValueError, too, where it is not what its place says."""
+    """Return rows and meta of a run's stored evaluation. ValueError as in `read_rows`, and if it belongs to another path."""
     rows, meta = read_rows(path, META, run_id=run_id)
     own = [rows_file(path.parents[3], meta["scale"], run_id, meta["eval_id"], each or "") for each in ("", meta.get("weights"))]
     if path not in own:
@@ -139,12 +140,12 @@ def _read_pair(path: Path, types: dict[str, type], owner: dict[str, str] | None 
 
 
 def read_meta(path: Path) -> Meta:
-    """Meta of an evaluation. ValueError: missing or edited."""
+    """Return the meta of an evaluation. ValueError if it is missing or edited."""
     return read_sealed(meta_path(path), REMEDY, META)
 
 
 def fault_of(path: Path, **owner: str) -> str | None:
-    """Return what is wrong with a stored evaluation, or None if it is whole and its `owner`'s; see `read_rows`."""
+    """Return what is wrong with a stored evaluation, or None if it is intact and belongs to `owner`; see `read_rows`."""
     try:
         _read_pair(path, META, owner)
     except ValueError as error:
@@ -153,10 +154,10 @@ def fault_of(path: Path, **owner: str) -> str | None:
 
 
 def keep(source: Path, results_dir: Path, but: Sequence[str] = (), weights: str = "") -> tuple[Path, float | None]:
-    """Put an evaluation file of a run folder into the store; returns its place there, which is beside those of the run's first
-    training where `weights` name another. What is stored already stays as it is; then the second value is by how much the new
-    rows differ from it: the largest difference of a number, relative to the largest number of its column (infinite where texts
-    or shapes differ), of all columns `but` some. ValueError: `source` is not whole."""
+    """Copy an evaluation from a run folder into the store; `weights`: given for another training than the run's first. Returns
+    its path there and None or, if rows are stored already, which are then left unchanged, how much the new rows differ: the
+    largest difference of a number relative to the largest number of its column, over all columns except `but` (infinite if
+    texts or shapes differ). ValueError if `source` is damaged."""
     body, meta = _read_pair(source, META)
     owner = {name: meta[name] for name in ("scale", "run_id", "eval_id")}
     path = rows_file(results_dir, **owner, weights=weights)
@@ -168,7 +169,7 @@ def keep(source: Path, results_dir: Path, but: Sequence[str] = (), weights: str 
 
 
 def difference(one: pd.DataFrame, other: pd.DataFrame) -> float:
-    """Return 0 for equal rows; see `keep`. Rows are compared in order."""
+    """Return how much rows differ, as defined in `keep`; 0 if they are equal. Rows are compared in order."""
     from pandas.api.types import is_numeric_dtype
 
     if list(one.columns) != list(other.columns) or len(one) != len(other):
@@ -192,13 +193,13 @@ def run_file(results_dir: Path, scale: str, run_id: str) -> Path:
 
 
 def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
-    """Keep what is known of a run: run_id, scale, name, spec, starts (every start's provenance), trainings (weights, dates of
-    starts, final loss), and what else is given. Starts and trainings that are stored already are kept, new ones are added; of
-    other values the newest are kept, and None takes the place of none (a folder that was only timed knows no final loss).
-    `final_loss` is the first training's."""
+    """Store the record of a run: run_id, scale, name, spec, starts (every start's provenance), trainings (weights, dates of
+    starts, final loss), and further values. Starts and trainings are merged with stored ones. Other values are replaced by new
+    ones, but never by None (a folder used only for timings has no final loss). `final_loss` is that of the first training with
+    one."""
     path = run_file(results_dir, record["scale"], record["run_id"])
     known = read_run(path) if path.is_file() else {"starts": []}
-    starts = {start["date"]: start for start in [*known["starts"], *record["starts"]]}  # of one that has ended since, the end
+    starts = {start["date"]: start for start in [*known["starts"], *record["starts"]]}  # a newer entry may have an end
     newer = {name: value for name, value in record.items() if value is not None or name not in known}
     merged = {**known, **newer, "starts": [starts[date] for date in sorted(starts)]}
     if "trainings" in record:
@@ -210,7 +211,7 @@ def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
 
 
 def _joined(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return all trainings in the order in which they came."""
+    """Merge trainings, in the order in which they were added."""
     found = [dict(training) for training in known]
     for training in new:
         same = next((each for each in found if is_training(each, training)), None)
@@ -224,15 +225,15 @@ def _joined(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict
 
 
 def is_training(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Tell whether two entries of a record are one training: by the weights, or by the final loss where one has none."""
+    """Return whether two entries of a record are the same training, by weights or, if one has no digest, by final loss."""
     if one["weights"] is not None and other["weights"] is not None:
         return one["weights"] == other["weights"]
     return one["final_loss"] == other["final_loss"]
 
 
 def trainings_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the trainings of a run. A record of before they were listed has one, whose weights nobody took down, where the run
-    was trained at all."""
+    """Return the trainings of a run. A record from before trainings were listed has one if the run was trained or adopted, and
+    only knows the digest of adopted weights."""
     loss, adopted = record.get("final_loss"), record.get("spec", {}).get("weights")
     dates = [start["date"] for start in record["starts"]]
     before = [{"weights": adopted, "starts": dates, "final_loss": loss}] if loss is not None or adopted else []
@@ -240,13 +241,13 @@ def trainings_of(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def starts_of(record: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the starts of one of a run's trainings."""
+    """Return the starts of one training of a run."""
     return [start for start in record["starts"] if start["date"] in training["starts"]]
 
 
 def without_seed(spec: dict[str, Any]) -> str:
-    """Return a run's spec but for its seed and its name, the same for all trainings of one series. Switches that are off are
-    left out: one that was added later is off in all specs of before, which do not have it."""
+    """Return a run's spec without seed and name, which is equal for all runs of a series. Fields that are None or False are
+    left out: a switch that was added later is off in all older specs, which do not have it."""
 
     def on(value: Any) -> Any:
         if isinstance(value, dict):
@@ -257,7 +258,7 @@ def without_seed(spec: dict[str, Any]) -> str:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Return the record of a run. ValueError: missing, edited, or another run's."""
+    """Return the record of a run. ValueError if it is missing, edited, or belongs to another run."""
     remedy = "restore it from version control, or delete it and run an experiment that draws this run"
     values = read_sealed(path, remedy, RECORD)
     if (values["run_id"], values["scale"]) != (path.stem, path.parent.parent.name):

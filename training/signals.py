@@ -11,7 +11,7 @@ from types import FrameType
 
 EXIT_FINISHED = 0
 EXIT_ERROR = 2
-EXIT_NOT_MET = 3  # all done, and the numbers are not those that are stored
+EXIT_NOT_REPRODUCED = 3  # all done, but the numbers disagree with the stored ones
 EXIT_INTERRUPTED = 130
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved, to be restarted
 EXIT_BROKEN_NODE = 76  # to be restarted on another node

@@ -1,8 +1,8 @@
 """ACP, pruning patterns: What adaptive computation pruning skips.
 
-The share of attention's tiles that is skipped, by layer and head, over training, and by training context. About 70% in all,
-more in longer contexts; many heads are local and skip nearly everything. The paper's own figures could not be obtained; their
-layout is ours."""
+Share of attention's tiles that are skipped: by layer and head, over training, and by training context. It is about 70% overall,
+and more in longer contexts; many heads are local and skip nearly everything. The paper's own figures could not be obtained;
+this layout is ours."""
 
 import math
 from functools import partial
@@ -28,7 +28,7 @@ PAPERS_LINE = "the paper, 125M to 760M, 4k to 16k (about)"
 PAPERS_SHARE = read("acp_headlines.csv")["tiles_skipped"]["low"]
 COLOURS = ColourScale("viridis", 0.0, 1.0, "skipped")
 ABOVE, LEAST = 0.9, 0.25
-"""Ours: the paper shows heads, and gives no shares of them."""
+"""Our choices: the paper shows heads but does not count them."""
 
 
 def runs(scale, seeds):
@@ -74,7 +74,7 @@ def _heads(axes, each: Skipped) -> None:
 
 
 def _over_training(study: Study, label: str, style: LineStyle) -> Drawn | None:
-    """The share that the trainings measured on their way; None of runs that did not."""
+    """Return the skipped share that was measured during training; None if it was not measured."""
     runs = []
     for line, rows, _ in study.evaluations(CURVE):
         measured = rows.dropna(subset=["pruned_share"]) if "pruned_share" in rows else rows.iloc[:0]
@@ -84,7 +84,7 @@ def _over_training(study: Study, label: str, style: LineStyle) -> Drawn | None:
 
 
 def summary(study: Study) -> Table:
-    """One line per training context."""
+    """Tabulate one line per training context."""
     columns = [
         Column("tiles_pruned", "tiles skipped (%)", 1),
         Column("above_90", "heads that skip more than 90% (%)", 1),
@@ -110,13 +110,13 @@ def summary(study: Study) -> Table:
 
 
 def largest_dropped(each: Skipped) -> float:
-    """The largest probability that a query of any head loses, as a multiple of the tolerance."""
+    """Return the largest probability that a query of any head loses, as a multiple of the tolerance."""
     return float(each.by_head["dropped"].max() / np.exp(each.log_tolerance))
 
 
 def a1(study: Study) -> Verdict:
-    """Shares lie between 60% and 85% at every training context. A tile that is skipped is neither multiplied nor loaded: one
-    share is that of the FLOPs and of the memory accesses."""
+    """The skipped share lies between 60% and 85% at every training context. A skipped tile is neither multiplied nor loaded, so
+    the share is the same for FLOPs and memory accesses."""
     found, about = skipped(study), partial(Comparison, strict=False, unit=SHARE, paper="about 70%")
     comparisons, parts = [], []
     for each in found:
@@ -128,7 +128,7 @@ def a1(study: Study) -> Verdict:
 
 
 def a7(study: Study) -> Verdict:
-    """No query of any head loses e^-10 of its probability: measured, in double precision."""
+    """No query of any head loses e^-10 of its probability, as measured in double precision."""
     found = skipped(study)
     within = partial(Comparison, bound=1.0, below=True, unit="times e^-10")
     comparisons = [
@@ -137,13 +137,13 @@ def a7(study: Study) -> Verdict:
     ]
     largest = max(float(each.by_head["dropped"].max()) for each in found)
     sentence = f"At most {largest:.1e} of a query's probability is dropped (the bound is {math.exp(-10):.1e})."
-    why = "Pruning takes away only what is below the bound: a mistake in the code alone could have missed it."
+    why = "Pruning only removes what is below the bound: only a mistake in the code could violate it."
     return by_construction(decide(sentence, comparisons), why)
 
 
 def a8(study: Study) -> Verdict:
-    """A quarter of the heads or more skip above 90% at the longest training context, a tenth or more below half. The heads that
-    there are stand for those of other trainings: which head becomes local is chance."""
+    """At the longest training context, at least a quarter of the heads skip more than 90% of tiles, and at least a tenth less
+    than half. Heads are treated as a sample of those of other trainings, since chance decides which head becomes local."""
     each = skipped(study)[-1]
     local, wide, seeds = each.mean_H > ABOVE, each.mean_H < 0.5, len(each.share_SD)
     more, less, where = f"more than {ABOVE:.0%}", "less than half", f"at context {tokens(each.context)}"
@@ -159,7 +159,7 @@ def a8(study: Study) -> Verdict:
 
 
 def _share_of(is_so: np.ndarray, seeds: int) -> Estimate:
-    """A share of heads with its binomial error."""
+    """Return a share of heads with its binomial error."""
     mean, count = float(is_so.mean()), len(is_so)
     return share(Estimate(mean, math.sqrt(mean * (1 - mean) / count), seeds=seeds), count, 1.0)
 

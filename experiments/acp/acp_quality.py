@@ -1,7 +1,7 @@
 """ACP, Table 1: Quality with and without adaptive computation pruning.
 
-FoX (Pro) trained with and without pruning at three training contexts: held-out perplexity, and the LM evaluation harness.
-Pruning costs no quality: the differences are those of repeated trainings."""
+Held-out perplexity and LM evaluation harness scores of FoX (Pro) trained with and without pruning at three training contexts.
+Pruning costs no quality: differences are as small as between repeated trainings."""
 
 import math
 from dataclasses import replace
@@ -21,12 +21,12 @@ from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
 
 PRUNED, WHOLE = dict(prune_log_tolerance=-10.0), dict(prune_log_tolerance=None)
 SIZES = {TINIES: (512, 1024), (*MINIS, *PAPERS): (4096, 8192, 16384)}
-"""Training contexts; shorter ones than four of the kernels' tiles of 128 prune nothing."""
+"""Training contexts; below four of the kernels' tiles of 128, nothing can be pruned."""
 AXES = {"pruning": ("pruned", "unpruned"), "context": int}
 LOSS_MARGIN = math.log1p(0.5 / 28.0)
 """0.5 of Wikitext's perplexity, at the paper's 28."""
 WORD_MARGIN, AVERAGE_MARGIN = 0.5, 1.0
-"""Ours, as is LOSS_MARGIN: a little more than the paper's models differ by with and without pruning (0.32 and 0.41)."""
+"""Our choices, like LOSS_MARGIN: slightly above the paper's differences between pruned and unpruned models (0.32 and 0.41)."""
 
 
 def runs(scale, seeds, kinds=(("pruned", PRUNED), ("unpruned", WHOLE))):
@@ -42,17 +42,17 @@ def evals(scale):
 
 
 def pairs(study: Study) -> list[tuple[LossCurve, LossCurve]]:
-    """Losses with and without pruning, by training context."""
+    """Return pairs of losses with and without pruning, by training context."""
     found = {(curve.axes["pruning"], curve.axes["context"]): curve for curve in loss_curves(study)}
     contexts = sorted(context for rule, context in found if rule == "pruned" and ("unpruned", context) in found)
     return [(found["pruned", context], found["unpruned", context]) for context in contexts]
 
 
 def summary(study: Study) -> Table:
-    """The harness's table behind the held-out perplexity at each run's own training length."""
+    """Tabulate the held-out perplexity at each run's own training length, followed by the harness's scores."""
     perplexity = {curve.label: np.exp(curve.log_p(curve.train_len)) for curve in loss_curves(study)}
     columns, values, note = content(study)
-    # Lines of several contexts are not ranked: each is to be set beside its own pair.
+    # Lines of several contexts are not ranked: each should only be compared with its own pair.
     columns = [Column("ppl", "P at the training length", 3), *(replace(column, better="") for column in columns)]
     axes = {line.label: line.axes for line in study.lines}
     labels = sorted(values, key=lambda label: (axes[label]["context"], axes[label]["pruning"]))
@@ -63,7 +63,7 @@ def summary(study: Study) -> Table:
 
 
 def a6(study: Study) -> Verdict:
-    """Held-out loss, Wikitext and the average of the tasks differ by less than their margins (two one-sided tests each)."""
+    """Held-out loss, Wikitext and the tasks' average differ by less than their margins (two one-sided tests each)."""
     found, local = pairs(study), made_locally(study)
     lines = {} if local else lines_of(study, by="label")
     losses, tasks = list[Comparison](), list[Comparison]()

@@ -1,7 +1,7 @@
 """ACP, speed: Speed with and without pruning.
 
-Time of attention and of whole training steps with pruning, relative to without, of trained models on held-out text. Attention
-takes 50 to 70% less time, training is 10 to 40% faster, and more so in longer contexts."""
+Time of attention and of whole training steps with pruning relative to without, measured with trained models on held-out text.
+Attention takes 50 to 70% less time, and training is 10 to 40% faster; longer contexts save more."""
 
 import math
 from dataclasses import dataclass
@@ -26,19 +26,20 @@ from experiments.scales import MINIS, PAPERS, TINIES, Scale, sizes_at
 from results.provenance import is_cpu
 
 SIZES = {TINIES: 4, MINIS: 8, ("125m-0.2b",): 4, PAPERS: 1}
-"""Sequences of the longest context in a timed step."""
+"""Sequences of the longest context per timed step."""
 KIND = "attention_speed"
 TITLES = {"attention_forward": "attention, forward", "attention": "attention, forward + backward", "step": "training step"}
 COLOURS = ("#BBBBBB", "#777777", "#33658A")
 PRINTED = read("acp_headlines.csv")
 LEAST_TIME, MOST_TIME = PRINTED["attention_time"].values()
 LEAST_GAIN, MOST_GAIN = PRINTED["training_throughput"].values()
-"""The paper's shares of the time of attention without pruning, and of its throughput."""
+"""The paper's time of attention, and training throughput, with pruning relative to without."""
 ON_A_CPU = "Timed on a CPU, whose attention skips only what all heads prune; the claim is about the GPU kernels."
 
 
 def times(scale: Scale) -> tuple[Spec, ...]:
-    """Attention and training steps with and without pruning at the training length, of as many tokens as at the longest."""
+    """Times of attention and training steps with and without pruning at the training length, for as many tokens as at the
+    longest."""
     tokens = sizes_at(scale, SIZES, __name__) * max(sizes_at(scale, acp_quality.SIZES, acp_quality.__name__))
     return (Spec(seq_len=scale.seq_len, batch_size=max(1, tokens // scale.seq_len)),)
 
@@ -49,18 +50,18 @@ def evals(scale):
 
 @dataclass(frozen=True)
 class Timed:
-    """One context: milliseconds by (quantity, pruned) as (median, low, high)."""
+    """Times at one context: (median, low, high) in milliseconds by (quantity, pruned)."""
 
     context: int
     tokens: int
     times: dict[tuple[str, int], tuple[float, float, float]]
 
     def medians(self, quantity: str) -> tuple[float, float]:
-        """Milliseconds without pruning and with it."""
+        """Medians in milliseconds without and with pruning."""
         return self.times[quantity, 0][0], self.times[quantity, 1][0]
 
     def log_ratio(self, quantity: str) -> Estimate:
-        """log of the time with pruning over that without; its error is that of single repetitions."""
+        """Return the log of the time with pruning over that without; its error is that of single repetitions."""
         whole, pruned = self.medians(quantity)
         ends = [self.times[quantity, each][1:] for each in (0, 1)]
         spreads = [math.log(high / low) / TWENTY_TO_EIGHTY for low, high in ends]
@@ -68,8 +69,7 @@ class Timed:
 
 
 def timed(study: Study) -> tuple[str, list[Timed]]:
-    """The machine, and what was timed on it by context (of one seed): the machine that most lines share, the newest of equals.
-
+    """Return the machine on which most lines were timed (of equals the last by name), and its times by context, of one seed.
     ValueError if nothing is stored."""
     found = study.evaluations(KIND, "times", rule=None)
     machines = [rows["machine"].iloc[0] for _, rows, _ in found]
@@ -114,7 +114,7 @@ def _caution(machine: str) -> str:
 
 
 def summary(study: Study) -> Table:
-    """Milliseconds, and the training throughput with pruning relative to without."""
+    """Tabulate the times, and the training throughput with pruning relative to without."""
     machine, contexts = timed(study)
     keys = product(TITLES.items(), ("unpruned", "pruned"))
     columns = [Column(f"{quantity}_{each}", f"{name}, {each} (ms)", 2) for (quantity, name), each in keys]
@@ -133,7 +133,7 @@ def summary(study: Study) -> Table:
 
 
 def _ratios(study: Study, quantity: str, low: float, high: float, what: str, inverse: bool = False) -> Verdict:
-    """The ratio of times, or with `inverse` of speeds, between two bounds at every context."""
+    """Judge whether the ratio of times (`inverse`: of speeds) lies between two bounds at every context."""
     machine, contexts = timed(study)
     if is_cpu(machine):
         return not_applicable(ON_A_CPU)
@@ -154,22 +154,22 @@ a4 = partial(_ratios, quantity="step", low=LEAST_GAIN, high=MOST_GAIN, what="tra
 
 
 def time_and_tiles(study: Study) -> str:
-    """Attention's time beside the share of tiles that is computed, and whether what comes on top grows with the work."""
+    """Compare attention's time with the share of tiles that are computed, and say whether the excess grows with the work."""
     kept = {each.context: 1 - each.share.effect for each in skipped(study)}
     contexts = [each for each in timed(study)[1] if each.context in kept]
     found = [(tokens(each.context), kept[each.context], *each.medians("attention")) for each in contexts]
     if not found:
-        return "Cannot be told: times and shares of tiles are not stored for the same contexts."
+        return "Unknown: times and shares of tiles are not stored for the same contexts."
     parts = [f"{context} {share:.2f} and {pruned / whole:.2f}" for context, share, whole, pruned in found]
-    text = f"Share of the tiles that are computed, and of the time that is taken: {', '.join(parts)}."
+    text = f"Share of tiles that are computed, and relative time of attention: {', '.join(parts)}."
     if len(found) > 1:
         rests = [pruned - share * whole for _, share, whole, pruned in found]
         work, beside = found[-1][2] / found[0][2], ", ".join(f"{rest:.1f}" for rest in rests)
-        text += f" Beside the tiles' share there are {beside} ms, while attention's work grows {work:.1f} times: time "
+        text += f" On top of the tiles' share come {beside} ms, while attention's work grows {work:.1f} times: time "
         if max(rests) < min(rests) * work**0.5:
             slow = [context for context, share, whole, pruned in found if share < MOST_TIME < pruned / whole]
-            text += "follows the tiles but for what looks like a cost per call"
-            text += f", which is too much at {', '.join(slow)}." if slow else "."
+            text += "follows the tiles apart from what looks like a constant cost per call"
+            text += f", which is too large at {', '.join(slow)}." if slow else "."
         else:
             text += "does not follow the tiles."
     fast = [context for context, share, whole, pruned in found if max(share, pruned / whole) < LEAST_TIME]
@@ -177,7 +177,7 @@ def time_and_tiles(study: Study) -> str:
 
 
 def share_of_the_step(study: Study) -> str:
-    """The throughput that attention's time alone would give, at the claimed savings and at those measured."""
+    """Say which throughput follows from attention's time alone, with the claimed savings and with the measured ones."""
     parts, apart, beyond = [], [], []
     for each in timed(study)[1]:
         (whole, pruned), (step, fast), context = each.medians("attention"), each.medians("step"), tokens(each.context)
@@ -185,16 +185,16 @@ def share_of_the_step(study: Study) -> str:
         parts.append(f"{context} {whole / step:.0%}, {least:.2f} to {most:.2f}, {alone:.2f}, {step / fast:.2f}")
         apart += [context] if abs(math.log(alone * fast / step)) > 0.1 else []
         beyond += [context] if min(most, step / fast) > MOST_GAIN else []
-    text = "Attention's share of a step, the speed-up from its claimed savings, from those measured, and the step's own: "
-    text += f"{'; '.join(parts)}."
+    text = "Attention's share of a step, the step's speed-up expected from attention's claimed and from its measured savings, "
+    text += f"and the measured speed-up: {'; '.join(parts)}."
     if len(apart) == len(parts):
-        return f"{text} What attention saves does not explain the throughput."
-    text += f" What attention saves explains it{' except at ' if apart else ''}{', '.join(apart)}."
-    return text + (f" At {', '.join(beyond)} attention is so large a share that {MOST_GAIN} is passed." if beyond else "")
+        return f"{text} Attention's savings do not explain the throughput."
+    text += f" Attention's savings explain it{' except at ' if apart else ''}{', '.join(apart)}."
+    return text + (f" At {', '.join(beyond)} attention's share is so large that {MOST_GAIN} is exceeded." if beyond else "")
 
 
 def a5(study: Study) -> Verdict:
-    """More is skipped from each training context to the next longer one, and attention is faster."""
+    """The skipped share grows from each training context to the next longer one, and attention's relative time falls."""
     found, (machine, contexts) = skipped(study), timed(study)
     cpu = is_cpu(machine)
     comparisons = []

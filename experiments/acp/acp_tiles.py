@@ -1,7 +1,7 @@
 """ACP, Figure 1: Tiles that pruning skips.
 
-The tiles of the logits that the kernel computes, without pruning and with it. For every block of queries the skipped ones are a
-prefix, whose end never moves back. The paper draws a sketch; these are heads of a trained model on real text."""
+Tiles of the logits that the kernel computes, without and with pruning. For each block of queries, the skipped tiles are a
+prefix of the keys whose end never moves back. The paper draws a sketch; these are heads of a trained model on real text."""
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ def chosen(each: Skipped) -> list[tuple[int, int]]:
 
 
 def grid(first_M: np.ndarray) -> np.ndarray:
-    """(M, M): what becomes of every tile, from the first one that each query tile computes."""
+    """Return (M, M), the state of every tile (COMPUTED and so on), from the first key tile that each query tile computes."""
     query, key = np.indices((len(first_M), len(first_M)))
     return np.where(key > query, OUTSIDE, np.where(key < first_M[:, None], SKIPPED, COMPUTED))
 

@@ -1,6 +1,6 @@
 """ACP, loss curves: Training loss with and without pruning.
 
-Training loss of FoX (Pro) with and without pruning, and the difference. The curves coincide within noise."""
+Training loss of FoX (Pro) with and without pruning, and their difference. The curves coincide within noise."""
 
 import pandas as pd
 

@@ -1,9 +1,9 @@
 """Beyond the papers: Tight pruning beside adaptive computation pruning.
 
-Both rules promise that no query loses more than e^-10 of its probability. The paper's knows of a head how large its logits can
-be; the tight one adds up, tile by tile, what the newest keys weigh and what the gates leave of the others. FoX (Pro) trained
-with each and without any, at three training contexts; the tight rule is also tried on the models that were trained without it.
-Not in the papers."""
+Both rules guarantee that no query loses more than e^-10 of its probability. The paper's rule uses one bound on the logits of
+each head; the tight rule adds up, tile by tile, the weights of the newest keys and what the gates leave of the others. FoX
+(Pro) is trained with each rule and without pruning at three training contexts; the tight rule is also applied to the models
+that were trained without it. Not in the papers."""
 
 from dataclasses import replace
 from typing import Literal
@@ -30,13 +30,13 @@ def runs(scale, seeds):
 
 
 def evals(scale):
-    """Losses, and both by the model's own rule and by the tight one what is skipped and how long it takes."""
+    """Losses, and the skipped share and the times by the model's own rule and by the tight one."""
     (skips,), (timing,) = evaluations.skipped(scale), times(scale)
     return (*evaluations.loss(scale), skips, timing, replace(skips, rule=TIGHT), replace(timing, rule=TIGHT))
 
 
 def summary(study: Study):
-    """A line per context and training. Times are relative to the same model's without pruning, on the same machine."""
+    """Tabulate one line per context and training. Times are relative to the same model without pruning on the same machine."""
     columns = [
         Column("tiles_pruned", "tiles skipped (%)", 1),
         Column("loss", "held-out loss (nats)", 4),
@@ -68,7 +68,7 @@ def summary(study: Study):
     machines = {str(rows["machine"].iloc[0]) for _, rows, _ in times}
     note = f"{about(study)} Each at its training context, {tile_note(tuple(found))}."
     if any(each.axes["pruning"] == "unpruned" for each in found):
-        note += " What was trained without pruning is pruned by ACP's rule."
+        note += " Models trained without pruning are pruned by ACP's rule."
     for machine in sorted(machines):
         note += f" Times on {machine}{', which skips only what all heads do' if is_cpu(machine) else ''}."
     note += f" {different}" if (different := by_code(study)) else ""
@@ -76,7 +76,7 @@ def summary(study: Study):
 
 
 def by_code(study: Study) -> str:
-    """Say how long attention without pruning takes with the code of each commit, where there are several."""
+    """Say how long attention without pruning takes with the code of each commit, if there are several."""
     found: dict[str, list[str]] = {}
     for line, rows, meta in study.evaluations("attention_speed", rule=None):
         (ms,) = rows.loc[(rows["quantity"] == "attention") & (rows["pruned"] == 0), "milliseconds"]
@@ -87,8 +87,8 @@ def by_code(study: Study) -> str:
 
 
 def _by_rule(study: Study, rule: str | None = None) -> dict[str, list[Cell]]:
-    """Return by label what a rule (None: the models' own) skips and changes, and its times: attention forward + backward, and
-    the step, in percent (of one seed)."""
+    """Return by label what a rule (None: the models' own) skips and changes, and its times in percent, of one seed: attention
+    forward + backward, and the step."""
     times: dict[str, list[Cell]] = {}
     for line, rows, _ in study.evaluations("attention_speed", rule=rule):
         ms = rows.set_index(["quantity", "pruned"])["milliseconds"]

@@ -1,10 +1,10 @@
 """Beyond the papers: What stays in the cache.
 
-Forget gates only fall along a text: once they have left nothing of a key, no later token sees it, and the key can leave the
-cache for good. Left: the cache of one sequence (keys, values, gates) when every head lets go of such keys, beside what a
-Transformer keeps, and a recurrent model. Top: the keys that remain of a whole document, head by head. Bottom: the largest
-share of its probability that any query of a document loses by this, head by head, which was promised to be less than e^-10,
-and by how many nats the loss changes. Not in the paper."""
+The product of forget gates only falls along a text: once a head has forgotten a key, no later token can attend to it, and the
+key can be evicted from the cache for good. Left: size of one sequence's cache (keys, values, gates) if every head evicts such
+keys, compared with a Transformer and with a recurrent model. Top: keys that remain of a whole document, by head. Bottom: the
+largest share of its probability that any query of a document loses through eviction, by head, which is guaranteed to be less
+than e^-10; and the change of the loss in nats. Not in the paper."""
 
 import math
 from collections.abc import Callable
@@ -28,13 +28,13 @@ from experiments.recipes import lines, model_spec
 from experiments.scales import MINIS, PAPERS, TINIES, get_scale, sizes_at
 
 SIZES = {TINIES: 64, MINIS: 8, PAPERS: 4}
-"""Documents."""
+"""Numbers of documents."""
 KIND = "cache_eviction"
 BESIDE = "mamba2"
 STATE_BYTES = 4
 """Recurrent states are kept in fp32."""
 LEAST = 1e-16
-"""Smaller shares of probability count as this: they are computed in fp64."""
+"""Smaller shares of probability, below the precision of fp64, count as this."""
 runs = lines("fox_pro", "fox_llama")
 
 
@@ -45,9 +45,9 @@ def evals(scale):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Remaining(Measured):
-    """Rows of one model. `bytes_SDP`: of what remains, for every seed and document, at `positions`; `whole_P`: of what a
-    Transformer of its shape keeps. `heads`: by layer and head, mean or largest of seeds: `kept`, the share of the keys of a
-    whole document, and `dropped`, the largest share of its probability that a query loses. `losses_SD`: by quantity."""
+    """Rows of one model. `bytes_SDP`: size of the remaining cache at `positions`, for every seed and document; `whole_P`: size
+    of the cache of a Transformer of the same shape. `heads`, by layer and head: `kept`, the mean share of a whole document's
+    keys that remain, and `dropped`, the largest share of its probability that a query loses. `losses_SD`: by quantity."""
 
     positions: np.ndarray
     bytes_SDP: np.ndarray
@@ -56,16 +56,16 @@ class Remaining(Measured):
     losses_SD: dict[str, np.ndarray]
     log_tolerance: float
     ahead: bool
-    """True where the bound rests on tokens to come, as it does without QK-norm: no cache that decodes can do this."""
+    """True if the bound needs future tokens, as it does without QK-norm: a cache that decodes cannot know them."""
 
     @property
     def share(self) -> Estimate:
-        """Bytes of what remains of a whole document, in percent of the Transformer's."""
+        """Size of the remaining cache after a whole document, in percent of the Transformer's."""
         return self._mean(100.0, self.bytes_SDP[..., -1] / self.whole_P[-1], _share)
 
     @property
     def change(self) -> Estimate:
-        """Loss with the keys that remain minus loss with all, in nats."""
+        """Loss with the remaining keys minus loss with all keys, in nats."""
         return self._mean(1.0, self.losses_SD["loss_evicted"] - self.losses_SD["loss"], _change)
 
     def _mean(self, factor: float, values_SD: np.ndarray, of_rows: Callable[[pd.DataFrame], float]) -> Estimate:
@@ -74,7 +74,7 @@ class Remaining(Measured):
 
 
 def _share(rows: pd.DataFrame) -> float:
-    """Return the mean over documents of the bytes that remain of a whole one, as a share of those of all keys."""
+    """Return the size of the remaining cache after a whole document, as a share of that of all keys; mean over documents."""
     whole = rows[rows["position"] == rows["position"].max()]
     return _mean_of(whole, "bytes") / _mean_of(whole, "bytes_of_all")
 
@@ -97,7 +97,7 @@ def _remaining(study: Study, seeds: list[Evaluation]) -> Remaining:
     line, first, meta = seeds[0]
 
     def by(columns: str, quantity: str) -> np.ndarray:
-        """Values of every seed and document by a column."""
+        """Return the values of a quantity for every seed and document, by a column."""
         own = (rows[rows["quantity"] == quantity] for _, rows, _ in seeds)
         return np.stack([rows.pivot(index="document", columns=columns, values="value").to_numpy() for rows in own])
 
@@ -120,12 +120,12 @@ def _remaining(study: Study, seeds: list[Evaluation]) -> Remaining:
 
 
 def name_of(each: Remaining) -> str:
-    """Name a model, and say where it is told the whole text beforehand."""
+    """Name a model, and say if its bound knows the whole text beforehand."""
     return f"{title(each.model)}, text known" if each.ahead else title(each.model)
 
 
 def state_bytes(each: Remaining) -> int:
-    """Return the bytes of a recurrent model's state, at the scale of a FoX; they do not grow with the text."""
+    """Return the size in bytes of a recurrent model's state at the same scale; it does not grow with the text."""
     return STATE_BYTES * model_spec(BESIDE, get_scale(each.scale), vocab_size=1).state_size(int(each.positions[-1]))
 
 
@@ -161,14 +161,14 @@ def draw(study: Study) -> Files:
 
 
 def _points(each: Remaining) -> pd.DataFrame:
-    """Return the bytes along the text, and of a whole document what each head keeps and drops."""
+    """Return the size of the cache along the text, and what each head keeps and drops of a whole document."""
     low, high = np.quantile(each.bytes_SDP.mean(axis=0), (0.1, 0.9), axis=0)
     along = dict(position=each.positions, bytes=each.bytes_SDP.mean(axis=(0, 1)), low=low, high=high, of_all=each.whole_P)
     return pd.concat([pd.DataFrame(along), each.heads.reset_index()]).assign(model=each.model)
 
 
 def _caches(axes: Axes, found: dict[str, Remaining]) -> None:
-    """Draw bytes along the text: of a Transformer, of what remains, of a recurrent state."""
+    """Draw sizes along the text: a Transformer's cache, the remaining cache, a recurrent state."""
     first = next(iter(found.values()))
     longest, top = int(first.positions[-1]), first.whole_P[-1]
     unit, size = ("GiB", 2**30) if top >= 2**30 else ("MiB", 2**20)
@@ -184,7 +184,7 @@ def _caches(axes: Axes, found: dict[str, Remaining]) -> None:
 
 
 def _heads(axes: Axes, each: Remaining, norm: LogNorm) -> QuadMesh:
-    """Draw the share of its keys that each head keeps: a column per layer, from the most forgetful head up."""
+    """Draw the share of keys that each head keeps, in one column per layer, with the most forgetful head at the bottom."""
     kept_LH = np.sort(each.heads["kept"].unstack().to_numpy(), axis=1)
     layers = len(kept_LH)
     axes.grid(False)
@@ -194,7 +194,7 @@ def _heads(axes: Axes, each: Remaining, norm: LogNorm) -> QuadMesh:
 
 
 def _losses(axes: Axes, found: dict[str, Remaining]) -> None:
-    """Draw a dot for every head that lets go of a key, and the promise."""
+    """Draw a mark for every head that evicts a key, and the guaranteed bound."""
     promise = next(iter(found.values())).log_tolerance
     for place, (model, each) in enumerate(found.items()):
         dropped = each.heads["dropped"][each.heads["kept"] < 1].clip(lower=LEAST)
@@ -211,7 +211,7 @@ def _losses(axes: Axes, found: dict[str, Remaining]) -> None:
 
 
 def summary(study: Study) -> Table:
-    """Remaining bytes of the cache of a whole document, and what that changes; 95% intervals in square brackets."""
+    """Tabulate the size of the remaining cache after a whole document, and the change of the loss, with 95% intervals."""
     found = remaining(study)
     first = next(iter(found.values()))
     columns = [
@@ -226,14 +226,14 @@ def summary(study: Study) -> Table:
         values[model] = [float(each.bytes_SDP[..., -1].mean()) / 2**20, each.share, each.losses_SD["loss"].mean(axis=1),
                          each.change, float(np.log(max(each.heads["dropped"].max(), LEAST)))]  # fmt: skip
     note = (
-        f"{about(study)} After {tokens(first.positions[-1])} tokens, of which a Transformer of the same shape keeps "
-        f"{first.whole_P[-1] / 2**20:.2f} MiB. Promised: a query loses less than e^{first.log_tolerance:g} of "
-        "its probability; measured: all queries of one document. In square brackets: 95% intervals over "
+        f"{about(study)} After {tokens(first.positions[-1])} tokens, for which a Transformer of the same shape keeps "
+        f"{first.whole_P[-1] / 2**20:.2f} MiB. Guaranteed: a query loses less than e^{first.log_tolerance:g} of "
+        "its probability; measured on all queries of one document. In square brackets: 95% intervals over "
         "documents by source and seeds (of fewer than three pooled over repeated trainings)."
     )
     if told := [title(model) for model, each in found.items() if each.ahead]:
         note += (
-            f" {', '.join(told)} is told the text: without QK-norm the bound takes the norms of all queries and keys, those to "
-            "come included, which no cache knows while it decodes."
+            f" {', '.join(told)} knows the whole text: without QK-norm the bound needs the norms of all queries and keys, also "
+            "of future tokens, which a cache cannot know while it decodes."
         )
-    return over_seeds("Cache of a FoX that lets go of what no later token sees", columns, values, note)
+    return over_seeds("Cache of a FoX that evicts keys which no later token sees", columns, values, note)

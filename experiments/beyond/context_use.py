@@ -1,9 +1,10 @@
 """Beyond the papers: The same tokens, more context.
 
-The loss of fixed tokens of held-out documents, given the last c tokens before them. How hard the text is cancels, as it does
-not along the positions of Figure 2, so that C3 and C4 are judged by this. Left: what context is worth at all. Middle: what more
-of it is worth from an eighth of the training context on. Right: by how much FoX is ahead of the Transformer of the same
-architecture. Below: other models, beside FoX. A model that uses its context falls up to the dashed line. Not in the paper."""
+Loss of fixed tokens of held-out documents, given the last c tokens before them. Because the predicted tokens are the same at
+every c, it does not matter how hard the text is, unlike by position in Figure 2: C3 and C4 are judged by this. Left: change of
+the loss from the shortest context on. Middle: the same from an eighth of the training context on. Right: the lead of FoX over
+the Transformer of the same architecture. Below: other models, compared with FoX. The loss of a model that uses its context
+falls up to the dashed line. Not in the paper."""
 
 from functools import partial
 from itertools import pairwise, product
@@ -25,18 +26,18 @@ from experiments.recipes import main_models as runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 SIZES = {TINIES: (8, 32, 64), MINIS: (64, 512, 128), PAPERS: (64, 512, 1024)}
-"""Smallest context, tokens whose loss is taken at each place, and documents."""
+"""Smallest context, target tokens at each place, and documents."""
 APART = 0.16
-"""Width in which all models stand side by side, in doublings of context."""
+"""Width over which the models' markers are spread side by side, in doublings of context."""
 EARLY, LATE = 1 / 8, 5 / 8
-"""Beginnings of C3 and of C4, as shares of the training context: the paper's 2k and 10k of 16k."""
+"""Contexts from which C3 and C4 are judged, as shares of the training context: the paper's 2k and 10k of 16k."""
 TOLERANCE = 0.003
-"""Ours: a tenth of what the forget gate is worth in the paper's Table 3 (0.03 nats)."""
+"""Our choice: a tenth of what the forget gate is worth in the paper's Table 3 (0.03 nats)."""
 
 
 def evals(scale):
-    """Doublings of context up to half the training length, then what ends with the targets at once, twice and four times it; at
-    four places of a document, of which the last has the longest."""
+    """Doublings of context up to half the training length, then contexts that with the targets make one, two and four times it;
+    at four places of a document, of which only the last fits the longest contexts."""
     smallest, targets, documents = sizes_at(scale, SIZES, __name__)
     train_len, longest = scale.seq_len, scale.document_len
     doubled = [smallest * 2**k for k in range(20) if smallest * 2**k <= train_len // 2]
@@ -49,7 +50,7 @@ def evals(scale):
 
 
 def change(losses: ContextLosses, before: int, after: int) -> Estimate:
-    """Loss given `after` tokens minus loss given `before`, of the same targets."""
+    """Return the loss given `after` tokens of context minus that given `before` tokens, on the same targets."""
     return compare_contexts(*_change(losses, before, after))
 
 
@@ -58,26 +59,26 @@ def _change(losses: ContextLosses, before: int, after: int, sign: float = 1.0) -
 
 
 def lead(fox: ContextLosses, other: ContextLosses, context: int) -> Estimate:
-    """Loss of `other` minus loss of `fox`: given the shortest context, and its change from there to `context`, step by step."""
+    """Return the loss of `other` minus that of `fox` at the shortest context, plus its changes by steps up to `context`."""
     first = int(fox.contexts_C[0])
     steps = [[*_change(other, *step), *_change(fox, *step, -1.0)] for step in _steps(fox, first, context)]
     return sum_contexts([(1.0, other, first), (-1.0, fox, first)], *steps)
 
 
 def along(losses: ContextLosses, start: int, context: int) -> Estimate:
-    """Change of the loss from `start` to `context`, step by step."""
+    """Return the change of the loss from `start` to `context`, summed over steps."""
     return sum_contexts(*(_change(losses, *step) for step in _steps(losses, start, context)))
 
 
 def _steps(losses: ContextLosses, start: int, end: int) -> list[tuple[int, int]]:
-    """Steps from context to context, one after another where fewer targets have the next: each is of all that have both its
-    ends, so that no segment of a line joins means of different targets."""
+    """Return the steps from one context to another, split at every stored context from where on fewer targets have enough. Each
+    step uses all targets that have both its ends, so that no segment of a line joins means of different targets."""
     between = [int(context) for context in losses.contexts_C if max(start, losses.everywhere) <= context < end]
     return list(pairwise([start, *between, end]))
 
 
 def points(study: Study) -> pd.DataFrame:
-    """Return what is drawn: panel, model (of a lead: FoX), context, and value with its 95% interval, in nats."""
+    """Return the drawn points: panel, model (FoX for leads), context, and value with its 95% interval, in nats."""
     found = context_losses(study)
     first = next(iter(found.values()))
     contexts = first.contexts_C.tolist()
@@ -91,7 +92,7 @@ def points(study: Study) -> pd.DataFrame:
 
 
 def _early(losses: ContextLosses) -> int:
-    """Return the first context that is an eighth of the training context or more."""
+    """Return the first context of at least an eighth of the training context."""
     return next(int(context) for context in losses.contexts_C if context >= EARLY * losses.train_len)
 
 
@@ -109,7 +110,7 @@ def draw(study: Study) -> Files:
     for (below, models), (column, (panel, (ylabel, title_of))) in product(enumerate(rows), enumerate(words.items())):
         axes, whole = grid[below, column], drawn[drawn["panel"] == panel]
         own = whole[whole["model"].isin(models)]
-        if own.empty or (panel == "lead" and below):  # no FoX beside its Transformer, or drawn above
+        if own.empty or (panel == "lead" and below):  # without a pair of FoX and Transformer, or drawn in the row above
             axes.set_axis_off()
             continue
         _lines(axes, own)
@@ -130,14 +131,14 @@ def draw(study: Study) -> Files:
 
 
 def _rows_of(models: list[str]) -> list[list[str]]:
-    """Return the models of each row of panels: those of the paper, and where there are others these below, beside FoX."""
+    """Return the models of each row of panels: the paper's, and below them any others, compared with FoX."""
     others = [model for model in models if model not in SEVEN]
     paper = [model for model in models if model in SEVEN]
     return [paper, [*paper[:1], *others]] if paper and others else [models]
 
 
 def _fewer(losses: ContextLosses, before: int, after: int) -> str:
-    """Say how many of the targets a step is of; empty where it is of all."""
+    """Say how many of the targets a step uses; empty if all."""
     there_P = losses.fits_P(after)
     where = f"at {there_P.sum()} of {len(there_P)} places, {there_P.mean():.0%} of the tokens"
     return "" if there_P.all() else f"from {tokens(before)} to {tokens(after)} {where}"
@@ -149,7 +150,7 @@ def seeds_of(found: dict[str, ContextLosses]) -> str:
 
 
 def _apart(contexts: list[int], factor: float = 3.5) -> list[int]:
-    """Return contexts, from the longest down, that lie far enough apart for their names."""
+    """Return contexts to label, from the longest down, that are far enough apart for their labels."""
     kept = contexts[-1:]
     for context in reversed(contexts):
         kept = [context, *kept] if context * factor <= kept[0] else kept
@@ -157,7 +158,7 @@ def _apart(contexts: list[int], factor: float = 3.5) -> list[int]:
 
 
 def _lines(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw a line per model with its intervals, side by side: they would cover each other."""
+    """Draw a line per model with its intervals, slightly shifted so that intervals do not cover each other."""
     axes.axhline(0, color="#222222", linewidth=0.8)
     step = min(1 / 40, APART / rows["model"].nunique())
     for place, (model, own) in enumerate(rows.groupby("model", sort=False)):
@@ -170,7 +171,7 @@ def _lines(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _limits(inside: pd.DataFrame, rows: pd.DataFrame) -> tuple[float, float]:
-    """Room for all that lies within the training context, and for what is lower beyond it."""
+    """Return a y-range for all values within the training context, and for lower values beyond it."""
     ends = ["value", "low", "high"]
     low = min(0.0, float(np.nanmin(inside[ends])), float(rows["value"].min()))
     high = max(0.0, float(np.nanmax(inside[ends])))
@@ -179,7 +180,7 @@ def _limits(inside: pd.DataFrame, rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def summary(study: Study) -> Table:
-    """Gains from more context in parts of the training context and beyond it, with 95% intervals."""
+    """Tabulate gains from more context in parts of the training context and beyond it, with 95% intervals."""
     found = context_losses(study)
     first = next(iter(found.values()))
     contexts, inside = first.contexts_C.tolist(), first.inside
@@ -196,13 +197,13 @@ def summary(study: Study) -> Table:
 
 
 def _half(losses: ContextLosses) -> int:
-    """Return the longest context that is half of the training context or less."""
+    """Return the longest context of at most half of the training context."""
     return max(context for context in losses.inside if context <= losses.train_len / 2)
 
 
 def c3(study: Study) -> Verdict:
-    """FoX uses its context to the end: from an eighth of the training context on, more context raises the loss nowhere by more
-    than 0.003; the longest is better than that eighth, and better than half of the training context."""
+    """FoX uses its context to the end: from an eighth of the training context on, more context never raises the loss by more
+    than 0.003 nats, and the longest context is better than this eighth and better than half of the training context."""
     found = context_losses(study)
     foxes = [found[model] for model in ("fox_pro", "fox_llama") if model in found]
     comparisons, parts = [], []
@@ -224,8 +225,8 @@ def c3(study: Study) -> Verdict:
 
 
 def c4(study: Study) -> Verdict:
-    """Recurrent models gain less than half of what FoX (Pro) gains from the last three eighths of the training context, and FoX
-    (Pro) gains, which the claim takes for granted."""
+    """Recurrent models gain less than half as much as FoX (Pro) from the last three eighths of the training context, and FoX
+    (Pro) itself gains, which the claim presupposes."""
     found = context_losses(study)
     absent = missing_of(("fox_pro", *RECURRENT), found)
     if "fox_pro" not in found:

@@ -1,10 +1,10 @@
 """Beyond the papers: What the forget gate is worth, by training tokens.
 
-Loss of the Transformer minus that of FoX of the same architecture, within the training context, against the tokens that both
-were trained on. In the paper (360M, 7.5B tokens) it is 0.03 nats in both blocks; in small models that saw few tokens it is far
-more. A law, worth = a tokens^-b, is fitted to each block and, unless the worths refute it, followed to 7.5B tokens, beside what
-the paper has there. What it says from fewer tokens stands beside what more tokens then gave. Not in the paper, and no claim is
-judged."""
+Worth of the forget gate: loss of the Transformer minus that of FoX of the same architecture, within the training context, by
+training tokens. In the paper (360M, 7.5B tokens) it is 0.03 nats in both blocks; in small models trained on few tokens it is
+far more. A power law, worth = a tokens^-b, is fitted to each block and, unless the data refute it, extrapolated to 7.5B tokens
+and compared with the paper's number. Laws fitted to fewer tokens are compared with measurements at more tokens. Not in the
+paper, and no claim is judged."""
 
 import math
 from collections.abc import Mapping
@@ -33,16 +33,16 @@ from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
 
 SIZES = {TINIES: (1 / 4, 1 / 2, 1), MINIS: (1 / 4, 1 / 2, 1, 2), PAPERS: (1 / 4, 1 / 2, 1)}
-"""Training tokens, as shares of the scale's own."""
+"""Training tokens, as multiples of the scale's."""
 AXES = {"train_tokens": int}
 PAPERS_TOKENS = 7.5e9
 PLACES = 60
-"""Places at which a law is drawn."""
+"""Number of points at which a law is drawn."""
 UNKNOWN: Value = (math.nan, math.nan, math.nan)
 
 
 def runs(scale, seeds):
-    """A scale of the same models that has one of the budgets is taken as it is, so that its runs are other figures', too."""
+    """If a scale of the same models has one of these numbers of tokens, use it as it is: other figures share its runs."""
     whole = {at.train_tokens: at for at in with_shorter(scale)}
     for share in sizes_at(scale, SIZES, __name__):
         count, warmup = (
@@ -59,35 +59,35 @@ def _count(count: float) -> str:
 
 
 def worths(study: Study) -> dict[tuple[str, str], dict[int, Estimate]]:
-    """Return the gate's worth in nats by training tokens, from the fewest on, for each pair. ValueError: no pair is stored."""
+    """Return the gate's worth in nats for each pair, by training tokens in ascending order. ValueError if no pair is stored."""
     curves = {(each.model, each.axes["train_tokens"]): each for each in loss_curves(study) if each.length >= each.train_len}
     found = {}
     for fox, other in BLOCKS:
         counts = sorted(count for model, count in curves if model == fox and (other, count) in curves)
         found[fox, other] = {count: difference(curves[other, count], curves[fox, count]) for count in counts}
     if not any(found.values()):
-        raise ValueError(f"{study.stem}: no two runs with and without a forget gate are stored; run its experiment first")
+        raise ValueError(f"{study.stem}: no pair of runs with and without a forget gate is stored; run its experiment first")
     return found
 
 
 def laws(study: Study) -> list[Law | None]:
-    """Return the law of each pair, of all that is stored."""
+    """Return the law of each pair, fitted to everything stored."""
     return [law_of(own) for own in worths(study).values()]
 
 
 def _followed(law: Law | None, count: float) -> Value:
-    """Return the worth by a law at training tokens that it was not fitted to; unknown of a law that is refuted."""
+    """Return the worth that a law predicts at other training tokens; unknown if the law is refuted."""
     return law.at(count) if law and not law.refuted else UNKNOWN
 
 
 def _refuted(found: Mapping[tuple[str, str], Mapping[int, Estimate]]) -> list[str]:
-    """Say which blocks no law fits."""
+    """Say for which blocks no law fits."""
     every = {BLOCKS[pair][1]: law_of(own) for pair, own in found.items()}
     return [f"no power law fits the {block} block ({law.fit})" for block, law in every.items() if law and law.refuted]
 
 
 def foretold(own: Mapping[int, Estimate], count: float) -> Law | None:
-    """Return the law of fewer training tokens than `count`."""
+    """Return the law fitted to fewer training tokens than `count`."""
     return law_of({fewer: worth for fewer, worth in own.items() if fewer < count})
 
 
@@ -96,7 +96,7 @@ def _value(worth: Estimate | None) -> Value:
 
 
 def points(study: Study) -> pd.DataFrame:
-    """Return what is drawn: block, what it is (measured, law unless refuted, paper), training tokens, and worth with its 95%
+    """Return the drawn points: block, kind (measured, law unless refuted, paper), training tokens, and worth with its 95%
     interval."""
     found, printed = worths(study), papers()
     counts = [PAPERS_TOKENS, *(count for own in found.values() for count in own)]
@@ -146,7 +146,7 @@ def draw(study: Study) -> Files:
 
 
 def _limits(drawn: pd.DataFrame, logs: bool) -> tuple[float, float]:
-    """Room for all numbers and for the intervals of what was measured; those of a law may leave the frame."""
+    """Return a y-range for all values and for intervals of measurements; intervals of a law may leave the frame."""
     measured = drawn[drawn["what"] == "measured"]
     low, high = float(drawn["value"].min()), float(np.nanmax([drawn["value"].max(), measured["high"].max()]))
     if logs:
@@ -157,13 +157,13 @@ def _limits(drawn: pd.DataFrame, logs: bool) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, steps: tuple[int, ...]) -> list[float]:
-    """Return these multiples of powers of ten between two ends."""
+    """Return the multiples `steps` of powers of ten between two ends."""
     powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
 
 
 def _panel(axes: Axes, own: pd.DataFrame, limits: tuple[float, float], colour: str) -> None:
-    """Draw one block: what was measured, its law, dashed where it goes on beyond that, and the paper's number."""
+    """Draw one block: measurements, their law, dashed where extrapolated, and the paper's number."""
     measured, law, paper = (own[own["what"] == what] for what in ("measured", "law", "paper"))
     if not law.empty:
         x = law["train_tokens"]
@@ -182,7 +182,7 @@ def _panel(axes: Axes, own: pd.DataFrame, limits: tuple[float, float], colour: s
 
 
 def _legend(figure: Figure, law: bool) -> None:
-    """One legend below both panels, in grey, as each has a colour of its own."""
+    """Draw one legend below both panels, in grey because each panel has its own colour."""
     grey = "#555555"
     handles: list[Line2D | Patch] = [Line2D([], [], color=grey, linestyle="", marker="o", label="measured, 95% interval")]
     if law:
@@ -195,7 +195,7 @@ def _legend(figure: Figure, law: bool) -> None:
 
 
 def summary(study: Study) -> Table:
-    """A line per number of tokens, the paper's last; 95% intervals in square brackets."""
+    """Tabulate one line per number of tokens, with the paper's last; 95% intervals in square brackets."""
     found = worths(study)
     columns = [Column(key, f"{name} block (nats)", 3, style="signed") for key, name in BLOCKS.values()]
     columns += [Column(f"{key}_law", f"{name} block, by the law", 3, style="signed") for key, name in BLOCKS.values()]
@@ -216,12 +216,12 @@ def summary(study: Study) -> Table:
     }
     note = (
         f"{about(study)} "
-        "In square brackets: 95% intervals, of what was measured over documents by source and seeds (of fewer than "
-        "three pooled over repeated trainings). The law, worth = a tokens^-b, is fitted to the worths at all smaller "
-        "numbers of tokens, in the paper's line to all that are stored, and has no number where they refute it "
-        f"(p < {REFUTED}){''.join(f'; {words}' for words in _refuted(found))}. Its interval follows from theirs, as if they "
-        "shared no noise, and is wider where they lie off it by more than noise. Beyond the most tokens that were "
-        "trained on it is an extrapolation, and the paper's model is another one, of 360M parameters. Peak learning "
+        "In square brackets: 95% intervals, for measurements over documents by source and seeds (of fewer than "
+        "three pooled over repeated trainings). The law, worth = a tokens^-b, is fitted to the measurements at all smaller "
+        "numbers of tokens (in the paper's line to all), and no number is given if they refute it "
+        f"(p < {REFUTED}){''.join(f'; {words}' for words in _refuted(found))}. Its interval follows from theirs, as if their "
+        "noise were independent, and is wider if they deviate from the law by more than noise. Beyond the most training "
+        "tokens the law is an extrapolation, and the paper's model is a different one, of 360M parameters. Peak learning "
         "rates are the same at all numbers of tokens."
     )
     caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's, by training tokens"
@@ -229,8 +229,8 @@ def summary(study: Study) -> Table:
 
 
 def findings(study: Study) -> list[str]:
-    """A few sentences on each block: how the worth changes with tokens, what the law says of the paper's number of tokens, and
-    whether fewer tokens foretold the worth at the most."""
+    """Return a few sentences per block: how the worth changes with tokens, what the law predicts at the paper's number of
+    tokens, and whether a law fitted to fewer tokens predicted the worth at the most tokens."""
     return [_said(pair, own) for pair, own in worths(study).items() if own]
 
 
@@ -259,7 +259,7 @@ def _said(pair: tuple[str, str], own: Mapping[int, Estimate]) -> str:
 
 
 def _more(before: Estimate, after: Estimate) -> Estimate:
-    """Return what comes after minus what comes before, as if they shared no noise."""
+    """Return `after` minus `before`, as if their noise were independent."""
     noise = [Part("trainings", (each.error or 0.0) ** 2, each.df, 1) for each in (after, before)]
     return combined(after.effect - before.effect, noise)
 

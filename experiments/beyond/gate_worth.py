@@ -1,8 +1,8 @@
 """Beyond the papers: What the forget gate is worth, by learning rate and training tokens.
 
-In the paper's ablations (360M, 7.5B tokens) the forget gate in place of RoPE is worth 0.03 nats in both blocks. Where it is
-worth much more at a smaller scale (C8, C11, C12 and C16 fail then), either the learning rates do not suit the Transformer, or
-models that saw few tokens gain more from it. Not in the paper."""
+In the paper's ablations (360M, 7.5B tokens), replacing RoPE by the forget gate is worth 0.03 nats in both blocks. If it is
+worth much more at a smaller scale (C8, C11, C12 and C16 then fail), either the learning rates do not suit the Transformer, or
+models trained on few tokens gain more from the gate. Not in the paper."""
 
 import math
 from typing import NamedTuple
@@ -41,20 +41,20 @@ def runs(scale, seeds):
 
 
 def worths(study: Study) -> dict[str, list[Estimate | None]]:
-    """Condition -> the gate's worth in nats for each pair, None where a model is missing. ValueError: no pair is stored."""
+    """Return condition -> the gate's worth in nats per pair, None if a model is missing. ValueError if no pair is stored."""
     runs: dict[str, dict[str, LossCurve]] = {}
     for curve in loss_curves(study):
         if curve.length >= curve.train_len:
             runs.setdefault(curve.label, {})[curve.model] = curve
     every = {label: [_worth(curves, *pair) for pair in BLOCKS] for label, curves in _with_best(runs).items()}
-    found = {label: pairs for label, pairs in every.items() if any(pairs)}  # one model alone was tried at some rates
+    found = {label: pairs for label, pairs in every.items() if any(pairs)}  # at some rates only one model was tried
     if not found:
-        raise ValueError(f"{study.stem}: no two runs with and without a forget gate are stored; run its experiment first")
+        raise ValueError(f"{study.stem}: no pair of runs with and without a forget gate is stored; run its experiment first")
     return found
 
 
 def _with_best(runs: dict[str, dict[str, LossCurve]]) -> dict[str, dict[str, LossCurve]]:
-    """Return `runs`, and behind those of several rates at one number of tokens every model at its best rate."""
+    """Return `runs`; those with several rates at one number of tokens are followed by each model at its best rate."""
     sizes: dict[int, list[str]] = {}
     for label, curves in runs.items():
         sizes.setdefault(next(iter(curves.values())).axes["train_tokens"], []).append(label)
@@ -62,7 +62,7 @@ def _with_best(runs: dict[str, dict[str, LossCurve]]) -> dict[str, dict[str, Los
     for size, labels in sizes.items():
         found |= {label: runs[label] for label in labels}
         if len(labels) > 1:
-            # The best of a model comes last, and takes its place.
+            # A model's best curve comes last, and overwrites the others.
             tried = sorted((curve for label in labels for curve in runs[label].values()), key=lambda curve: -curve.inside)
             found[f"{millions(size)} tokens, each at its best LR"] = {curve.model: curve for curve in tried}
     return found
@@ -73,20 +73,20 @@ def _worth(curves: dict[str, LossCurve], fox: str, other: str) -> Estimate | Non
 
 
 def papers() -> dict[tuple[str, str], float]:
-    """Return the gate's worth in the paper, in nats, for each pair."""
+    """Return the gate's worth in nats in the paper, for each pair."""
     paper = read("table3_ablation_360m.csv")
     return {pair: math.log(paper[other]["ppl"] / paper[fox]["ppl"]) for pair, (fox, other) in PRINTED.items()}
 
 
 def rates_or_tokens(study: Study) -> str:
-    """Say whether learning rates or training tokens bring the gate's worth nearer to the paper's."""
-    what = "What the gate is worth in place of RoPE, as C16 asks (what C8, C11 and C12 ask for is not varied itself)."
+    """Say whether other learning rates or more training tokens bring the gate's worth closer to the paper's."""
+    what = "Worth of the gate in place of RoPE, as in C16 (what C8, C11 and C12 compare is not varied here)."
     return f"{what} {' '.join(_moved_by(study, pair) for pair in BLOCKS)}"
 
 
 class Tried(NamedTuple):
-    """One model at the rate of the run with the most tokens, that run, and at its best rate; the numbers of tokens of the first
-    two, and whether the best is at the edge of what was tried."""
+    """Runs of one model: with `fewer` tokens at the learning rate of the run with the most tokens (`more`), and with fewer
+    tokens at the `best` rate. `sizes`: tokens of the first two; `at_edge`: whether the best rate is at the edge of the grid."""
 
     fewer: LossCurve
     more: LossCurve
@@ -96,7 +96,7 @@ class Tried(NamedTuple):
 
 
 def _tried(study: Study, model: str) -> Tried | None:
-    """Return what was tried of a model; None where it was not trained at several rates and with more tokens."""
+    """Return the runs of a model; None if it was not trained both at several rates and with more tokens."""
     curves = [curve for curve in loss_curves(study) if curve.model == model and curve.length >= curve.train_len]
     specs = {curve: study.spec(curve.run_ids[0]) for curve in curves}
     count = {curve: spec["train"]["train_tokens"] for curve, spec in specs.items()}
@@ -115,10 +115,10 @@ def _tried(study: Study, model: str) -> Tried | None:
 
 
 def _moved_by(study: Study, pair: tuple[str, str]) -> str:
-    """Say how far the worth of a pair moves with each model at its best rate, and with the most tokens at the same rates."""
+    """Say how the worth of a pair changes with each model at its best rate, and with the most tokens at the same rates."""
     block, (fox, other) = f"{BLOCKS[pair][1]} block", (_tried(study, model) for model in pair)
     if fox is None or other is None:
-        return f"{block}: cannot be told, as runs at several rates and with more tokens are not stored for both models."
+        return f"{block}: unknown, because runs at several rates and with more tokens are not stored for both models."
 
     def worth(**sets: float) -> Estimate:
         runs = [(k * sign, getattr(model, name)) for name, k in sets.items() for sign, model in ((-1.0, fox), (1.0, other))]
@@ -139,7 +139,7 @@ def _moved_by(study: Study, pair: tuple[str, str]) -> str:
 
 
 def summary(study: Study) -> Table:
-    """A line per condition, the paper's last; 95% intervals in square brackets."""
+    """Tabulate one line per condition, with the paper's last; 95% intervals in square brackets."""
     columns = [Column(key, f"{name} block (nats)", 3, style="signed") for key, name in BLOCKS.values()]
     columns.append(Column("seeds", "fewest seeds", 0))
     values: dict[str, list[Cell]] = {}

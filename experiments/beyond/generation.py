@@ -1,8 +1,8 @@
 """Beyond the papers: Speed and memory of generation.
 
-Tokens per second of decoding after held-out text, through Hugging Face's generate, by the length of the text, and bytes of
-what is kept of one sequence. FoX is decoded in three ways: with its whole cache, leaving out what its gates have left nothing
-of, and letting go of it for good. Not in the paper: it says only that FoX needs no more than softmax attention."""
+Decoding speed (tokens per second) after held-out text, through Hugging Face's generate, by the length of the text, and memory
+kept for one sequence. FoX is decoded in three ways: with its whole cache, skipping keys that its gates have forgotten (pruned),
+and evicting such keys for good. Not in the paper, which only says that FoX needs no more than softmax attention."""
 
 from itertools import product
 from typing import Any
@@ -24,7 +24,7 @@ SIZES: dict[tuple[str, ...], dict[str, Any]] = {
     MINIS: dict(lengths=(4096, 16384), batch_sizes=(1, 16)),
     PAPERS: dict(lengths=(16384, 32768, 65536), batch_sizes=(1, 4)),
 }
-"""Lengths of the texts, and sequences at a time."""
+"""Lengths of the texts, and batch sizes."""
 KIND = "decoding"
 SOFTMAX = "A Transformer is decoded by FoX's kernel with open gates, whose sums its cache holds, too."
 QUANTILES = "quantiles of 20% and 80% over the steps"
@@ -39,8 +39,8 @@ def evals(scale):
 
 
 def timed(study: Study) -> pd.DataFrame:
-    """Return model, cache, seq_len, batch_size, tokens_per_s, prefill_tokens_per_s, mib of one sequence, the commit, and the
-    machine that most was timed on, models in the paper's order. ValueError: nothing is stored."""
+    """Return model, cache, seq_len, batch_size, tokens_per_s, prefill_tokens_per_s, mib of one sequence and commit, on the
+    machine with the most rows, with models in the paper's order. ValueError if nothing is stored."""
     found = [
         own.assign(model=line.model, commit=commit_name(meta["provenance"]))
         for line, own, meta in study.evaluations(KIND, "times of generation")
@@ -53,7 +53,7 @@ def timed(study: Study) -> pd.DataFrame:
 
 
 def name_of(model: str, cache: str) -> str:
-    """Name a line: the model, and how it is decoded where that is not with its whole cache."""
+    """Name a line: the model, and its cache unless it is the whole one."""
     return title(model) if cache == "whole" else f"{title(model)}, {cache}"
 
 
@@ -87,7 +87,7 @@ def _notes(table: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _apart(table: pd.DataFrame) -> list[str]:
-    """Say which models were timed with the code of which commit, where there are several."""
+    """Say which models were timed with the code of which commit, if there are several."""
     by_commit = table.groupby("commit", sort=False)["model"].unique()
     parts = [f"{', '.join(map(title, models))} ({commit})" for commit, models in by_commit.items()]
     return [f"Timed with different code: {'; '.join(parts)}. Compare within these."] if parts[1:] else []
@@ -113,8 +113,8 @@ def summary(study: Study) -> Table:
 
 
 def findings(study: Study) -> list[str]:
-    """A sentence for each number of sequences at a time, the fastest first, which models were timed with which code, what
-    softmax attention is decoded by, and what is kept; of the longest text."""
+    """Return sentences on the longest text: speeds per batch size, the fastest first; which models were timed with which code;
+    the kernel that decodes softmax attention; and the memory that is kept."""
     table = timed(study)
     table = table[table["seq_len"] == table["seq_len"].max()]
     table = table.assign(name=[name_of(model, cache) for model, cache in zip(table["model"], table["cache"], strict=True)])

@@ -1,8 +1,8 @@
 """Beyond the papers: Last words of held-out passages.
 
-A word has to be told that a passage of unseen text holds, but not in its last lines. Filled: given the whole passage, hollow:
-given its last words alone, so that what lies between them is what the passage is worth to a model. In the manner of LAMBADA,
-from the held-out text by a rule that knows no model. Not in the paper."""
+The model has to predict a word that occurs earlier in a passage of unseen text, but not in its last lines. Filled: given the
+whole passage; hollow: given only its last words. The difference is what the passage is worth to a model. Similar to LAMBADA,
+but chosen from held-out text by a rule that uses no model. Not in the paper."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -25,10 +25,10 @@ SIZES: dict[tuple[str, ...], dict[str, Any]] = {
     TINIES: dict(num_items=400, words=100, near=10, common=300, anywhere=True),  # the text is code
     (*MINIS, *PAPERS): dict(num_items=5000),
 }
-"""Passages, and the rule by which they are chosen."""
+"""Number of passages, and the rule by which they are chosen."""
 KIND = "last_words"
 GIVEN = {"passage": "", "last words": "_near"}
-"""Texts that are given, and the ends of their columns."""
+"""Texts that the model is given, and the suffixes of their columns."""
 
 
 def evals(scale):
@@ -44,7 +44,7 @@ class Words(Measured):
 
 
 def compare(column: str, *parts: tuple[float, Words]) -> Estimate:
-    """Sum of coefficient x mean of a column, item by item."""
+    """Return the sum of coefficient x mean of a column, paired by item."""
     terms = []
     for coefficient, words in parts:
         sources_I = None if words.sources_D is None else words.sources_D[words.documents_I]
@@ -62,7 +62,7 @@ def last_words(study: Study) -> dict[str, Words]:
 
 
 def by_line(study: Study) -> list[Words]:
-    """Return the rows by line, in the paper's order of models. ValueError: nothing is stored, or lines were asked for different
+    """Return the rows by line, in the paper's order of models. ValueError if nothing is stored, or if lines were asked other
     words."""
     groups = study.by_series(KIND, "last words")
     if len({tuple(rows["document"]) for group in groups for _, rows, _ in group}) > 1:
@@ -79,7 +79,7 @@ def by_line(study: Study) -> list[Words]:
 
 
 def points(study: Study) -> pd.DataFrame:
-    """Return what is drawn, model by model: panel, model (of a lead: FoX), given, and value with its 95% interval."""
+    """Return the drawn points by model: panel, model (FoX for leads), given, and value with its 95% interval."""
     found = last_words(study)
     rows: list[tuple[str | float, ...]] = []
     for model, (given, end) in product(found, GIVEN.items()):
@@ -100,7 +100,7 @@ def draw(study: Study) -> Files:
     drawn = points(study)
     models = list(drawn["model"].unique())
     figure, panels = plt.subplots(1, 3, figsize=(WIDTH, 0.9 + 0.24 * len(models)), width_ratios=(3, 3, 2), sharey=True)
-    figure.set_dpi(DPI)  # long labels grow with hinting: room is made for them as they are drawn
+    figure.set_dpi(DPI)  # hinting makes long labels wider: lay out at the resolution of the drawing
     of_panel = dict(zip(("accuracy", "perplexity", "lead"), panels, strict=True))
     for point in drawn.to_dict("records"):
         colour, whole = style_of(point["model"]).colour, point["given"] == "passage"
@@ -118,7 +118,7 @@ def draw(study: Study) -> Files:
 
 
 def _notes(study: Study, passage: str, ends: str, lead: str) -> tuple[str, ...]:
-    """Say what was asked for, naming what is given by these words, and the intervals as bars or brackets."""
+    """Return notes on the words that were asked, on the given texts (introduced by these words), and on seeds and intervals."""
     spec = study.metas(KIND)[0]["spec"]
     where = "anywhere" if spec["anywhere"] else "at the end of a sentence"
     number = len(study.rows(KIND)["item"].unique())
@@ -131,7 +131,7 @@ def _notes(study: Study, passage: str, ends: str, lead: str) -> tuple[str, ...]:
 
 
 def summary(study: Study) -> Table:
-    """Accuracy and perplexity with 95% intervals."""
+    """Tabulate accuracy and perplexity with 95% intervals."""
     columns = []
     for given in GIVEN:
         key = given.replace(" ", "_")

@@ -1,9 +1,8 @@
 """Beyond the papers: Multi-query associative recall.
 
-Small models trained to answer with the value that a key was given, every key once (arXiv 2312.04927: first all pairs, then the
-queries among blanks; with fewer symbols than there). What is kept of the keys is the whole text with attention, and a state of
-fixed size in the recurrent models. Every model is tried at the same learning rates, and shown at the one that is best for it
-with as many keys. Not in the paper."""
+Small models are trained to recall the value of each key once (arXiv 2312.04927: all key-value pairs first, then the queries
+among blanks; with fewer symbols than there). Attention keeps the whole text, recurrent models a state of fixed size. Every
+model is trained at the same learning rates, and shown at its best one for each number of keys. Not in the paper."""
 
 from dataclasses import fields
 from itertools import product
@@ -22,7 +21,7 @@ from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 from experiments.stick_breaking import stick_recall
 
 SIZES = {TINIES: (16,), (*MINIS, *PAPERS): (32, 64, 128)}
-"""Numbers of keys; models and training are those of repeated recall."""
+"""Numbers of keys; sizes of models and training are those of repeated recall (stick_recall)."""
 AXES = stick_recall.AXES
 
 
@@ -40,7 +39,7 @@ def runs(scale, seeds):
 
 
 def more(scale, seeds, models):
-    """Other models, in the sizes that they share with these."""
+    """Yield the recipes of further models, with the same sizes wherever their specs have such fields."""
     grid = sizes_at(scale, stick_recall.SIZES, stick_recall.__name__)
     head, width = grid.hidden_size // grid.num_heads, 2 * grid.hidden_size
     sizes = dict(**grid.attention(), head_dim=head, ssm_state_size=head, fox_every=grid.num_layers, fox_mlp_width=width,
@@ -52,7 +51,7 @@ def more(scale, seeds, models):
 
 
 def _trainings(scale, seeds, models):
-    """Yield the recipes of models, each with its sizes, for every number of keys and learning rate."""
+    """Yield recipes of models with their sizes, for every number of keys and learning rate."""
     grid = sizes_at(scale, stick_recall.SIZES, stick_recall.__name__)
     for num_keys in sizes_at(scale, SIZES, __name__):
         for how, (name, model) in product(grid.trainings(task_of(num_keys, grid)), models.items()):
@@ -65,19 +64,19 @@ def task_of(num_keys: int, grid: stick_recall.Grid) -> RecallTask:
 
 
 def is_zoologys(study: Study, run_id: str) -> bool:
-    """Return whether a run was trained on Zoology's layout; rows of before are of pairs and queries in any order."""
+    """Return whether a run was trained on Zoology's layout; older runs have pairs and queries in any order."""
     return bool(study.spec(run_id)["data"]["recall"].get("pairs_first"))
 
 
 def answers(study: Study) -> pd.DataFrame:
-    """Return the rows of one layout. The two never meet: where there are rows of Zoology's, only these count."""
+    """Return the rows of one layout; layouts are never mixed. If there are rows of Zoology's layout, only these count."""
     rows = stick_recall.answers(study)
     zoologys = rows["run_id"].map(lambda run_id: is_zoologys(study, run_id))
     return rows[zoologys] if zoologys.any() else rows
 
 
 def shares(study: Study) -> pd.DataFrame:
-    """Percent of the queries that were answered, by (model, seed) and number of keys, at the best learning rate."""
+    """Percent of queries answered correctly, by (model, seed) and number of keys, at the best learning rate."""
     return shares_of(answers(study))
 
 
@@ -92,13 +91,12 @@ def draw(study: Study) -> Files:
 
 
 def draw_bars(study: Study, rows: pd.DataFrame, styles: dict[str, LineStyle]) -> Files:
-    """Draw a panel per number of keys, with a bar for each `model` of the rows in the order of `styles`, and every seed as a
-    dot."""
+    """Draw a panel per number of keys, with a bar per `model` in the rows, in the order of `styles`, and a dot per seed."""
     table = shares_of(rows)
     size = (WIDTH, 1.1 + 0.19 * len(styles))
     symbols = study.spec(study.lines[0].run_id)["data"]["recall"]["num_symbols"]
     figure, panels = plt.subplots(ncols=len(table.columns), sharey=True, squeeze=False, figsize=size)
-    figure.set_dpi(DPI)  # long labels grow with hinting: room is made for them as they are drawn
+    figure.set_dpi(DPI)  # hinting makes long labels wider: lay out at the resolution of the drawing
     for axes, keys in zip(panels[0], table.columns, strict=True):
         for place, (model, style) in enumerate(styles.items()):
             own = table.loc[model][keys].dropna()
@@ -126,7 +124,7 @@ def summary(study: Study) -> Table:
 
 
 def table_of(study: Study, rows: pd.DataFrame, names: dict[str, str]) -> Table:
-    """Shares by `model` of the rows, in the order of `names`, as it is called there."""
+    """Tabulate the shares of each `model` in the rows, in the order and under the names of `names`."""
     table = shares_of(rows)
     columns = [Column(f"keys_{keys}", f"{keys} keys (%)", 1, "higher") for keys in table.columns]
     values = {name: [table.loc[model][keys].to_numpy() for keys in table.columns] for model, name in names.items()}

@@ -1,8 +1,8 @@
 """Beyond the papers: Recall, by how the gates start.
 
-FoX (Pro) on the recall of `mqar`, beside Transformer (Pro): with gates that start near one half, as in the paper, and with
-decay times of up to as many tokens as a sequence has. Of what was thirty tokens before, a half at each token leaves a
-billionth: the gates must open before anything is learned of it. Not in the paper."""
+FoX (Pro) on the recall task of `mqar`, compared with Transformer (Pro): with gates that start near one half, as in the paper,
+and with gates that start with decay times up to the length of a sequence. A gate of one half leaves a billionth of a key's
+weight after thirty tokens: gates must open before the model can learn to recall it. Not in the paper."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ STARTS = {
     "spread": "decay times from 2 tokens to all",
     "long": "decay times of all tokens",
 }
-"""Starts of the gates, by their names in AXES, as the figure calls them."""
+"""Initial values of the gates: their names in AXES and in the figure."""
 AXES = stick_recall.AXES | {"start": tuple(STARTS)}
 
 
@@ -47,7 +47,7 @@ def runs(scale, seeds):
 
 
 def answers(study: Study) -> pd.DataFrame:
-    """Rows of `mqar`, with the start of the gates in the name of a model that has some."""
+    """Return the rows of `mqar`, with the start of the gates as the name of FoX."""
     rows = mqar.answers(study)
     starts = rows["start"] if "start" in rows else pd.Series(None, rows.index)
     names = [STARTS[None if pd.isna(start) else start] for start in starts]
@@ -55,7 +55,7 @@ def answers(study: Study) -> pd.DataFrame:
 
 
 def shares(study: Study) -> pd.DataFrame:
-    """`mqar.shares`, by the names of `answers`."""
+    """Return `mqar.shares` under the names in `answers`."""
     return mqar.shares_of(answers(study))
 
 

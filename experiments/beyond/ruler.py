@@ -1,7 +1,7 @@
 """Beyond the papers: RULER, single needles.
 
 S-NIAH 1 to 3 of RULER, through the LM evaluation harness: a magic number among repeated sentences, a number in text, a UUID in
-text. Not in the paper; the examples are of the harness's form, made here."""
+text. Not in the paper; the examples have the harness's form but are made here."""
 
 import pandas as pd
 
@@ -21,7 +21,7 @@ TITLES = {"niah_single_1": "S-NIAH-1", "niah_single_2": "S-NIAH-2", "niah_single
 
 
 def evals(scale):
-    """The three tasks; for models too small to spell an answer, the choice of one of four."""
+    """The three tasks; models too small to spell an answer choose one of four."""
     lengths = sizes_at(scale, SIZES, __name__)
     return (Spec(lengths=lengths, samples=16, answers="choose") if scale.stand_ins else Spec(lengths=lengths),)
 

@@ -1,11 +1,11 @@
 """Beyond the papers: FoX among its successors.
 
-Where FoX stands beside models that came with it or after it, at equal tokens and nearly equal parameters. ALiBi is the gate
-as a fixed decay, PaTH-FoX is FoX (LLaMA) with positions that depend on the text, Wall attention has a forget gate for each
-channel of the keys, Mamba-3 is Mamba-2 with a finer rule, such positions, and MLPs; the hybrid has a layer of FoX after every
-three of Gated DeltaNet (at tiny, which has two layers, after one). Left: loss inside the training context beside FoX (Pro),
-and the numbers that a model keeps to decode 16,384 tokens. Right: the same by position. The table also has what other
-figures measured of these models. No claim is judged."""
+FoX compared with contemporary and later models, at equal tokens and nearly equal parameters. ALiBi is the gate as a fixed
+decay, PaTH-FoX is FoX (LLaMA) with data-dependent position encoding, Wall attention has a forget gate for each channel of the
+keys, Mamba-3 is Mamba-2 with a finer recurrence, data-dependent positions and MLPs; the hybrid has one layer of FoX after every
+three of Gated DeltaNet (after every one at tiny, which has two layers). Left: loss inside the training context relative to FoX
+(Pro), and the size of the state that a model keeps to decode 16,384 tokens. Right: the same loss by position. The table
+also shows what other figures measured for these models. No claim is judged."""
 
 import json
 import math
@@ -57,12 +57,12 @@ def runs(scale, seeds):
 
 
 def name(curve: LossCurve) -> str:
-    """Print a series: its model, and what it has otherwise."""
+    """Name a curve: its model, and its changes if there are any."""
     return style_of(curve.model).label + (f" with {curve.label}" if curve.axes else "")
 
 
 def kept(study: Study, curve: LossCurve, length: int = DECODED) -> int:
-    """Count the numbers that a model keeps to decode a text of this length."""
+    """Count the numbers in the state that a model keeps to decode a text of this length."""
     return _model(study.spec(curve.run_ids[0])).state_size(length)
 
 
@@ -71,7 +71,7 @@ def _model(spec: dict[str, Any]) -> ModelSpec:
 
 
 def ranking(study: Study) -> tuple[LossCurve, list[LossCurve]]:
-    """Return FoX (Pro), and all models, the best first. ValueError without FoX (Pro)."""
+    """Return FoX (Pro), and all models, the best first. ValueError if FoX (Pro) is missing."""
     curves = sorted(stored_curves(study), key=lambda curve: curve.inside)
     fox = next((curve for curve in curves if curve.model == FOX), None)
     if fox is None:
@@ -120,7 +120,7 @@ def draw(study: Study) -> Files:
 
 
 def _draw_one(left: Axes, right: Axes, place: int, curve: LossCurve, fox: LossCurve, along: pd.DataFrame) -> None:
-    """Draw a model: its mean in a row of its own, and its curve, which its marker tells from the others."""
+    """Draw a model: its mean in its own row, and its curve, which is identified by its marker."""
     style, fill = style_of(curve.model), "none" if curve.axes else "full"
     same: dict[str, Any] = dict(color=style.colour, marker=style.marker, fillstyle=fill)
     whole = Estimate(0.0, 0.0) if curve is fox else difference(curve, fox)
@@ -138,7 +138,7 @@ def _size(count: int) -> str:
 
 
 def _along(curve: LossCurve, fox: LossCurve) -> pd.DataFrame:
-    """Bands of positions, and by how much `curve` is behind FoX (Pro) there, with a 95% interval (NaN where not known)."""
+    """Return how far `curve` is behind FoX (Pro) in each band of positions, with a 95% interval (NaN if not known)."""
     edges = np.append(0, fox.ends_K) if len(fox.ends_K) else np.unique(np.linspace(0, fox.length, BANDS + 1).astype(int))
     rows = []
     for first, last in pairwise(edges.tolist()):
@@ -148,7 +148,7 @@ def _along(curve: LossCurve, fox: LossCurve) -> pd.DataFrame:
 
 
 class Measure(NamedTuple):
-    """A column of what another figure has stored: `cells` by model, and how many points each is `behind` FoX (Pro)."""
+    """A column with another figure's results: `cells` by model, and how many points each model is `behind` FoX (Pro)."""
 
     column: Column
     cells: dict[str, Any]
@@ -201,17 +201,17 @@ def _decoding(study: Study) -> Iterator[Measure]:
 
 TRAINED = {"context_use": _more_context, "fig4_needle": _needles, "last_words": _last_words}
 ELSEWHERE = TRAINED | {"mqar": _recall, "table6_throughput": _speed, "generation": _decoding}
-"""Figures that measured some of these models: these trainings, others (on recall), and fresh weights."""
+"""Figures that measured some of these models: in these trainings, in others (on recall), or with untrained weights."""
 
 
 @lru_cache(maxsize=8)
 def elsewhere(study: Study) -> dict[str, list[Measure]]:
-    """Return what other figures have stored of the models drawn here, by figure; nothing where it cannot be drawn."""
+    """Return what other figures have stored for the models drawn here, by figure; nothing for figures that cannot be read."""
     found: dict[str, list[Measure]] = {}
     runs, models = {line.run_id for line in study.lines}, {line.model for line in study.lines if not line.axes}
     for stem, read in ELSEWHERE.items():
         found[stem] = []
-        with suppress(ValueError):  # nothing is stored, or the figure itself says what is wrong
+        with suppress(ValueError):  # nothing is stored, or drawing that figure reports the error
             other = Study(study.results_dir, study.scale, stem)
             own = models - {line.model for line in other.lines if stem in TRAINED and line.run_id not in runs}
             for column, *both in read(other):
@@ -221,7 +221,7 @@ def elsewhere(study: Study) -> dict[str, list[Measure]]:
 
 
 def absent(study: Study, curves: Iterable[LossCurve]) -> str:
-    """Count the models that each figure has nothing of, where there are such."""
+    """Count the models that are missing in each figure, if there are any."""
     without = [
         s for c in curves for s, own in elsewhere(study).items() if c.axes or all(c.model not in each.cells for each in own)
     ]
@@ -229,7 +229,7 @@ def absent(study: Study, curves: Iterable[LossCurve]) -> str:
 
 
 def tried(study: Study, curves: Sequence[LossCurve]) -> list[tuple[float, ...]]:
-    """Return the peak learning rates that each model was trained at, at all scales of the size."""
+    """Return the peak learning rates at which each model was trained, at all scales of the size."""
     specs = [read_run(path)["spec"] for path in study.results_dir.glob(f"{size_of(study.scale)}*/runs/*.json")]
     own = [_model(study.spec(curve.run_ids[0])) for curve in curves]
     alike = [[each for each in specs if each["model"]["kind"] == model.kind and _model(each) == model] for model in own]
@@ -237,7 +237,7 @@ def tried(study: Study, curves: Sequence[LossCurve]) -> list[tuple[float, ...]]:
 
 
 def rates(study: Study, curves: Sequence[LossCurve]) -> str:
-    """Say which peak learning rates each model was trained at, at all scales of the size, and whether all were tried alike."""
+    """Say at which peak learning rates each model was trained, at all scales of the size, and if equally many were tried."""
     by_rates: dict[tuple[float, ...], list[str]] = {}
     for curve, found in zip(curves, tried(study, curves), strict=True):
         by_rates.setdefault(found, []).append(name(curve))
@@ -248,7 +248,7 @@ def rates(study: Study, curves: Sequence[LossCurve]) -> str:
 
 
 def summary(study: Study) -> Table:
-    """All models, the best first, each beside FoX (Pro) and beside the one above it; 95% intervals in square brackets."""
+    """Tabulate all models, the best first, relative to FoX (Pro) and to the row above; 95% intervals in square brackets."""
     fox, curves = ranking(study)
     there = [measure for own in elsewhere(study).values() for measure in own]
     columns = [
@@ -270,26 +270,26 @@ def summary(study: Study) -> Table:
         f"{about(study)} Mean over {tokens(study.train_len)} tokens of context. "
         "Two rows whose difference has an interval with 0 in it cannot be told apart.",
         rates(study, curves),
-        f"Not measured, a dash or no column, of how many models: {missing}." if (missing := absent(study, curves)) else "",
-        f"Of fewer seeds: {'; '.join(fewer)}." if fewer else "",
+        f"Models without a measurement (a dash or no column): {missing}." if (missing := absent(study, curves)) else "",
+        f"With fewer seeds: {'; '.join(fewer)}." if fewer else "",
     )
     return over_seeds("Loss beside FoX (Pro), and what other figures measured", columns, values, " ".join(filter(None, notes)))
 
 
 def _side(behind: Estimate) -> int:
-    """1 for ahead, -1 for behind, 0 where that cannot be told."""
+    """Return 1 for ahead, -1 for behind, 0 if the two cannot be told apart."""
     return int(in_words(behind, "1", "-1", "0")) if behind.interval and behind.seeds_known else 0
 
 
 def _by(behind: Estimate, unit: str = "nats") -> str:
-    """Print how far apart two are, with interval and seeds."""
+    """Print how far apart two models are, with interval and seeds."""
     apart, digits = behind if behind.effect > 0 else behind.negative(), 3 if unit == "nats" else 1
     ends = ", ".join(f"{end:.{digits}f}" for end in apart.interval or ()).replace("-", "\N{MINUS SIGN}")
     return f"by {apart.effect:.{digits}f} {unit} [{ends or 'not known'}] ({apart.seeds} seed{'s' * (apart.seeds > 1)})"
 
 
 def _placed(behind: Mapping[str, Estimate], unit: str = "nats") -> tuple[bool, str]:
-    """Say who is ahead of FoX (Pro), who cannot be told from it and who is behind; first, whether it is first alone."""
+    """Return whether FoX (Pro) is ahead of all others, and which are ahead of it, cannot be told from it, and are behind it."""
     order = sorted(behind, key=lambda each: behind[each].effect)
     ahead, level, last = ([each for each in order if _side(behind[each]) == side] for side in (1, 0, -1))
     if len(level) == len(order):
@@ -309,8 +309,8 @@ def _placed(behind: Mapping[str, Estimate], unit: str = "nats") -> tuple[bool, s
 
 
 def findings(study: Study) -> list[str]:
-    """Five sentences to take away, first those that FoX (Pro), or who trusts these rows, would rather not hear: -1 where it is
-    behind, 0 where it is not first alone."""
+    """Return five sentences to take away, beginning with those least favourable to FoX (Pro) or to these rows' reliability.
+    They are ranked: -1 if FoX (Pro) fails, 0 if it is not ahead of all others, 1 if it is."""
     fox, curves = ranking(study)
     rest, others = [curve for curve in curves if curve is not fox], elsewhere(study)
     alone, placed = _placed({name(curve): difference(curve, fox) for curve in rest})
@@ -362,8 +362,8 @@ def _retrieval(others: Mapping[str, list[Measure]]) -> tuple[int, str]:
 
 
 def _recalled(measures: Sequence[Measure]) -> tuple[int, str]:
-    """Say what FoX (Pro) recalls, and who else at least half of the most keys; first, -1 where it does not, and 0 where it is
-    not best."""
+    """Say what FoX (Pro) recalls, and which other models recall at least half of the most keys. Returns a rank with it: -1 if
+    others do and FoX (Pro) does not, 0 if FoX (Pro) is not best, 1 if it is."""
     keys = [each.column.key.removeprefix("keys_") for each in measures]
     shares = [{model: float(np.mean(cell)) for model, cell in each.cells.items()} for each in measures]
     most, fox = shares[-1], [share.get(FOX, math.nan) for share in shares]

@@ -1,8 +1,8 @@
 """Beyond the papers: Learning rates of FoX's successors.
 
-The figure of FoX among its successors trains these models at one learning rate. Here each is tried at as many rates as FoX
-(Pro), on the tokens of the ablations: which models does the shared rate hold back, and how far are they from FoX (Pro) with
-each at the best rate that was tried? Not in the paper, and no claim is judged."""
+The figure of FoX among its successors trains these models at one learning rate. Here each model is trained at as many rates as
+FoX (Pro), on as many tokens as the ablations. Which models does the shared rate hold back, and how far are they from FoX (Pro)
+if each model has its best rate? Not in the paper, and no claim is judged."""
 
 from analysis.curves import LossCurve, difference
 from analysis.names import ordered, title
@@ -32,12 +32,12 @@ def _at_best(rates: Rates, model: str) -> LossCurve:
 
 
 def _behind(rates: Rates, model: str) -> Estimate | None:
-    """Loss above FoX (Pro)'s, both at the best rate that was tried; None of FoX (Pro) itself and where it is missing."""
+    """Return the loss above FoX (Pro)'s, both at their best rates; None for FoX (Pro) itself, or if it is missing."""
     return difference(_at_best(rates, model), _at_best(rates, FOX)) if FOX in rates and model != FOX else None
 
 
 def summary(study: Study) -> Table:
-    """A line per model: its loss at each rate, the best rate, and how far it is behind FoX (Pro) with both at their best."""
+    """Tabulate each model's loss at each rate, its best rate, and how far it is behind FoX (Pro) with both at their best."""
     found = by_rate(study)
     rates = sorted({rate for own in found.values() for rate in own})
     columns = [Column(f"lr_{rate:g}", f"LR {rate:g}", 3) for rate in rates]
@@ -47,18 +47,16 @@ def summary(study: Study) -> Table:
         own = found[model]
         losses: list[Cell] = [own[rate].log_p(own[rate].train_len) if rate in own else None for rate in rates]
         cells[title(model)] = [*losses, best_of(own), _behind(found, model)]
-    note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds; that a best rate was picked "
+    note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds, which do not include that "
     whole = get_scale(study.scale)
     here, there = (millions(each.train_tokens) for each in (for_ablations(whole), whole))
-    note += (
-        f"by the same losses is not in them. Trained on {here} tokens; the figure of FoX among its successors is of {there}, "
-    )
-    note += "where the order can be another."
+    note += f"best rates were picked by the same losses. Trained on {here} tokens; the figure of FoX among its successors has "
+    note += f"{there}, where the order may differ."
     return over_seeds(f"Mean loss up to {tokens(study.train_len)} (nats) by peak learning rate", columns, cells, note)
 
 
 def findings(study: Study) -> list[str]:
-    """Cost of the shared rate to each model, and rates beyond what was tried that may be better."""
+    """Return sentences on the cost of the shared rate to each model, and on best rates at the edge of the grid."""
     found, at = by_rate(study), for_ablations(get_scale(study.scale))
     tried = {model: own for model, own in found.items() if len(own) > 1 and at.peak_lrs.get(model, at.peak_lr) in own}
     if not tried:

@@ -1,7 +1,7 @@
 """Appendix F.1: Per-token loss of the ablations.
 
-Per-token loss, less the mean of a panel's models, of the models of Table 3: parts added one by one to the LLaMA block, and left
-out one by one of the Pro block. The paper's own captions could not be obtained."""
+Per-token loss of the models of Table 3, minus the mean of each panel's models: components added one by one to the LLaMA block,
+and removed one at a time from the Pro block. The paper's own captions could not be obtained."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.table3_ablation import AXES, ablations, runs, summary  # noqa: F401
 
 WITHOUT_POSITION = {"use_rope": False}
-"""Axes of the block that fails, far above the others, without any sign of position: its curve may leave the frame."""
+"""Axes of the block without any position signal, which fails: its curve lies far above the others and may leave the frame."""
 
 
 def draw(study: Study) -> Files:
@@ -34,7 +34,7 @@ def draw(study: Study) -> Files:
         losses = [smoothed(curves[label], _style(curves[label], place), window) for place, label in enumerate(labels)]
         failing = [line for line in losses if curves[line.style.label].axes == WITHOUT_POSITION]
         placed, text_X, wild = without_text([line for line in losses if line not in failing] or losses, train_len)
-        if len(losses) == 1:  # which has nothing to be set against
+        if len(losses) == 1:  # a single curve has no mean to be compared with
             placed, text_X = losses, np.zeros(1)
         limits = core_limits(placed, train_len)
         lines = [_named(replace(line, values_SX=line.values_SX - text_X), limits[1]) for line in losses]
@@ -44,7 +44,7 @@ def draw(study: Study) -> Files:
         left_out |= {*wild, *(line.style.label for line in failing)}
         frames += [line.frame(panel=name, label=line.style.label) for line in losses]
     what = ["$L(i)$ minus the panel's mean (nats)" if len(labels) > 1 else "$L(i)$ (nats)" for labels in panels.values()]
-    for axes, ylabel in zip(row[: len(set(what))], what, strict=False):  # once, where it is that of both
+    for axes, ylabel in zip(row[: len(set(what))], what, strict=False):  # only once if both panels have the same label
         axes.set_ylabel(ylabel)
     smooth, dashed = f"smoothed over {window} tokens", f"dashed vertical: training length {tokens(train_len)}"
     notes = smooth, band_note(study.seed_counts.values()), dashed, without_note(left_out), max(cuts)
@@ -52,13 +52,13 @@ def draw(study: Study) -> Files:
 
 
 def _named(line: Drawn, top: float) -> Drawn:
-    """The line, with a word in the legend where it is nowhere in the frame."""
+    """Return the line, with a remark in the legend if all of it lies above the frame."""
     outside = not (line.mean <= top).any()
     return replace(line, style=replace(line.style, label=f"{line.style.label} (above the frame)")) if outside else line
 
 
 def _style(curve: LossCurve, place: int) -> LineStyle:
-    """The model's own style where nothing of it is changed."""
+    """Return the style of a curve: the model's own if nothing about the model is changed."""
     if not curve.axes:
         return style_of(curve.model, curve.label)
     return LineStyle(curve.label, SHADES[place % len(SHADES)], (None, DASHED)[place // len(SHADES) % 2])

@@ -19,7 +19,7 @@ draw = partial(fig6_scale.draw, beyond=True)
 
 
 def summary(study: Study) -> Table:
-    """Perplexity at once, twice and four times the training context length."""
+    """Perplexity at one, two and four times the training context length."""
     columns = [Column(f"ppl_{times}", f"P({times} x training length)", 3) for times in TIMES]
     values: dict[str, list[Cell]] = {}
     for curve in (curve for groups in panels_of(study).values() for curves in groups.values() for curve in curves):

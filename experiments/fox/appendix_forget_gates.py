@@ -1,7 +1,7 @@
 """Appendix F.10: More forget gates and attention.
 
-F and A of the four most local and four most global heads of FoX (Pro) and FoX (LLaMA), on another document than Figure 3. The
-paper's own captions could not be obtained."""
+F and A of the four most local and four most global heads of FoX (Pro) and FoX (LLaMA), on a different document from Figure 3.
+The paper's own captions could not be obtained."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def evals(scale):
 
 
 def draw(study: Study) -> Files:
-    """Write every head's statistics as the CSV."""
+    """Draw the matrices; the CSV contains every head's statistics."""
     groups = first_seeds(study)
     lines = {label: -(-len(stored_heads(own)) // PER_LINE) for label, own in groups.items()}
     figure = plt.figure(figsize=(WIDTH, 3.4 * sum(lines.values())))

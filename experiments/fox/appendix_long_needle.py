@@ -1,7 +1,7 @@
 """Appendix F.5: Needle in longer texts.
 
-The easy needle of FoX (Pro) and Transformer (Pro) up to 65,536 tokens, four times the training context. The released code draws
-such a grid; its cells are not known, so these are eleven lengths at the paper's depths."""
+The easy needle for FoX (Pro) and Transformer (Pro) up to 65,536 tokens, four times the training context. The released code
+draws such a grid, but its cells are not known: these are eleven lengths at the paper's depths."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from experiments.recipes import lines
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 
 SIZES = {TINIES: 1024, MINIS: 16384, PAPERS: 65536}
-"""The longest text in tokens."""
+"""Length of the longest text in tokens."""
 runs = lines("fox_pro", "transformer_pro")
 
 

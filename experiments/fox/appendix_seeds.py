@@ -1,7 +1,7 @@
 """Appendix F.8: Random seeds.
 
-Per-token loss of the Pro pair with three seeds at the smallest size. What changes with the seed is small beside the lead of
-FoX. The paper's own captions could not be obtained."""
+Per-token loss of FoX (Pro) and Transformer (Pro) with three seeds at the smallest size. Differences between seeds are small
+compared with the lead of FoX. The paper's own captions could not be obtained."""
 
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.fig2_per_token_loss import draw, summary  # noqa: F401

@@ -1,8 +1,8 @@
 """Figure 1: The FoX block.
 
-Left: a FoX block. Right: an attention layer of FoX (Pro), and beside it that of FoX (LLaMA). Every RMSNorm of the layer is per
-head; ShiftLinear mixes the previous token's projection into keys and values. Drawn from the parameters that the models have as
-they are built here."""
+Left: a FoX block. Right: the attention layers of FoX (Pro) and of FoX (LLaMA). Every RMSNorm inside an attention layer is per
+head; ShiftLinear mixes the previous token's projection into keys and values. Drawn from the parameters of the models as built
+here."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +24,7 @@ PROJECTION, NORM, ATTENTION, PLAIN = "#D6E6F2", "#F6E3C5", "#F3C9B5", "#FFFFFF"
 GATE_X, Q_X, K_X, V_X, OUT_X = 0.0, 1.0, 2.0, 3.0, 4.0
 HALF_HEIGHT, HALF_WIDTH = 0.29, 0.46
 BUS_Y, ATTENTION_Y = 0.45, 4.5
-"""Heights at which an attention layer's input spreads, and at which its attention is."""
+"""Heights at which an attention layer's input branches, and of its attention."""
 Stage = tuple[float, str, str | None, str]
 """A box: its height, text, size and colour."""
 GROUPS = {
@@ -35,7 +35,7 @@ GROUPS = {
     "output norm": ("output_norm",),
     "output gate": ("ogate",),
 }
-"""Parts of an attention layer, and the beginnings of their parameters' names."""
+"""Parts of an attention layer, with the prefixes of their parameters' names."""
 runs = lines("fox_pro", "fox_llama", once=True)
 
 
@@ -47,7 +47,7 @@ class Parts:
     use_rope: bool
 
     def size(self, prefix: str) -> str | None:
-        """The shape of the matrix below a name, None if the model has none."""
+        """Return the shape of the matrix whose name begins with `prefix`, None if the model has none."""
         names = self.rows["name"].str
         shapes = self.rows.loc[names.startswith(prefix) & ~names.endswith("bias"), "shape"]
         return shapes.iloc[0].replace("x", "\N{MULTIPLICATION SIGN}") if len(shapes) else None
@@ -100,7 +100,7 @@ def _words(axes: Axes, x: float, y: float, text: str) -> None:
 
 
 def _arrow(axes: Axes, *points: tuple[float, float]) -> None:
-    """A line through the points, with a head at the last."""
+    """Draw a line through the points, with an arrowhead at the last."""
     if len(points) > 2:
         axes.plot(*zip(*points[:-1], strict=True), color="#333333", lw=0.8, solid_joinstyle="miter", zorder=0)
     arrow = {"arrowstyle": "-|>", "lw": 0.8, "color": "#333333", "mutation_scale": 6, "shrinkA": 0, "shrinkB": 0}
@@ -108,13 +108,13 @@ def _arrow(axes: Axes, *points: tuple[float, float]) -> None:
 
 
 def _up(axes: Axes, x: float, *heights: float) -> None:
-    """Arrows from box to box."""
+    """Draw arrows from box to box."""
     for low, high in pairwise(heights):
         _arrow(axes, (x, low + HALF_HEIGHT), (x, high - HALF_HEIGHT))
 
 
 def _layer(axes: Axes, parts: Parts) -> None:
-    """An attention layer, from its normalised input at the bottom to its output at the top."""
+    """Draw an attention layer, from its normalised input at the bottom to its output at the top."""
     axes.set(xlim=(-0.6, 4.6), ylim=(-0.6, 9.0))
     columns: dict[float, list[Stage]] = {}
     names = {Q_X: "q", K_X: "k", V_X: "v"}
@@ -157,7 +157,7 @@ def _layer(axes: Axes, parts: Parts) -> None:
 
 
 def _block(axes: Axes, parts: Parts) -> None:
-    """A pre-norm residual block: attention, then SwiGLU."""
+    """Draw a pre-norm residual block: attention, then SwiGLU."""
     axes.set(xlim=(-1.1, 1.1), ylim=(-0.6, 9.0))
     swiglu = f"{parts.size('mlp.gate_proj') or ''}, {parts.size('mlp.down_proj')}"
     norms = [(y, "RMSNorm", parts.size(name), NORM) for y, name in ((1.2, "attn_norm"), (5.0, "mlp_norm"))]

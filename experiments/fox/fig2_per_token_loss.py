@@ -1,9 +1,9 @@
 """Figure 2: Long-context language modelling.
 
-Left: per-token loss against the position of the token, less the mean of the models, so that what is left is not how hard the
-text is. Right: perplexity against the length of the context. FoX lies below the Transformer of the same architecture inside and
-beyond the training context, and keeps improving up to its end; the recurrent models stop improving; Pro beats LLaMA. Beyond the
-training context the Transformers with RoPE break down soon, FoX degrades gently."""
+Left: per-token loss by token position, minus the mean of the models, which removes how hard the text is at each position.
+Right: perplexity by context length. FoX has a lower loss than the Transformer of the same architecture inside and beyond the
+training context, and keeps improving up to its end; the recurrent models stop improving; Pro beats LLaMA. Beyond the training
+context, Transformers with RoPE soon break down, while FoX degrades gently."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ IN_TABLE_3 = {
 
 
 def draw(study: Study) -> Files:
-    """Write, where FoX and a Transformer of one architecture are there, figures/STEM-lead.*, too."""
+    """Draw both panels and, if FoX and the Transformer of the same architecture are stored, figures/STEM-lead.*, too."""
     by_name, train_len = in_order(study), study.train_len
     curves, window = list(by_name.values()), smoothing_window(train_len)
     losses = [panels.smoothed(curve, style_of(curve.model, title(curve.label)), window) for curve in curves]
@@ -44,8 +44,8 @@ def draw(study: Study) -> Files:
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.35))
     what, shown = "Per-token loss $L(i)$ (nats)", losses
     less, text_X, wild = panels.without_text(losses, train_len)
-    # Where the curves lie in the paper's frame, they are drawn as there: its text is long enough to be as hard everywhere. So
-    # are they where the mean is of one model, which would be a level line.
+    # Curves within the paper's y-range are drawn as in the paper, without subtracting the mean: its documents are so many that
+    # no position is harder. So is a single model, which would become a level line.
     if len(losses) - len(wild) > 1 and _limits(losses, study, PAPER_LOSS_RANGE) != PAPER_LOSS_RANGE:
         shown, table["mean_of_models"], what = less, text_X, "$L(i)$ minus models' mean (nats)"
     else:
@@ -68,7 +68,7 @@ def _dashed(study: Study) -> str:
 
 
 def _limits(lines: Sequence[panels.Drawn], study: Study, of_paper: tuple[float, float]) -> tuple[float, float]:
-    """The paper's y-range at its scale if the curves are in it; else one set by the training context."""
+    """Return the paper's y-range if the curves lie in it at the paper's scale, else one from the training context."""
     inside = [line.mean[(line.x >= study.train_len / 8) & (line.x <= study.train_len)] for line in lines]
     if study.scale == PAPER_SCALE and of_paper[0] < np.nanmedian(np.concatenate(inside)) < of_paper[1]:
         return of_paper
@@ -86,7 +86,7 @@ def _table(curves: list[LossCurve], **drawn: list[panels.Drawn]) -> pd.DataFrame
 
 
 def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> Files:
-    """Loss of the Transformer minus loss of FoX with a 95% interval, along the positions."""
+    """Draw the loss of the Transformer minus that of FoX by position, with a 95% interval."""
     pairs, _ = pairs_in(curves)
     if not pairs:
         return []
@@ -112,8 +112,8 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> Files:
 
 
 def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:
-    """L of `other` minus L of `fox` around some positions: columns position, lead, low, high (95%; as wide as the interval of
-    the mean over the stored bands that the window lies in; NaN where not known)."""
+    """Return L of `other` minus L of `fox`, averaged over windows, in columns position, lead, low and high (95%). The interval
+    is as wide as that of the mean over the stored bands that contain the window, NaN if it is not known."""
     rows = []
     for position in np.unique(np.linspace(window // 2 + 1, fox.length - window // 2, GAP_POINTS).astype(int)):
         first, last = int(position) - window // 2, int(position) + window // 2
@@ -124,7 +124,7 @@ def lead(fox: LossCurve, other: LossCurve, window: int) -> pd.DataFrame:
 
 
 def _lead_limits(table: pd.DataFrame, train_len: int) -> tuple[float, float]:
-    """Room for the lead inside the training context and for its start beyond, and for all of it unless it explodes."""
+    """Return a y-range for the lead inside the training context and just beyond, and for all of the lead unless it explodes."""
     near = table[(table["position"] >= train_len / 8) & (table["position"] <= 1.1 * train_len)]
     values = near[["lead", "low", "high"]].to_numpy()
     values = values[np.isfinite(values)]
@@ -136,7 +136,7 @@ def _lead_limits(table: pd.DataFrame, train_len: int) -> tuple[float, float]:
 
 
 def summary(study: Study) -> Table:
-    """The numbers of the figure in short: mean loss inside the training context, and P(l) at four lengths."""
+    """Tabulate the mean loss inside the training context, and P(l) at four lengths."""
     train_len, curves, entropy = study.train_len, in_order(study).values(), unigram_entropy(study)
     longest = next(iter(curves)).length
     lengths = [length for length in (train_len // 4, train_len, 2 * train_len, 4 * train_len) if 0 < length <= longest]
@@ -156,7 +156,7 @@ def summary(study: Study) -> Table:
 
 
 def unigram_entropy(study: Study) -> float | None:
-    """Entropy (nats per token) of the held-out text's token frequencies, as the evaluation recorded it."""
+    """Entropy (nats per token) of the held-out text's token frequencies, as recorded by the evaluation."""
     found = [study.extra("per_token_loss", line.run_id, "unigram_entropy") for line in study.lines]
     return next((float(value) for value in found if value is not None), None)
 
@@ -167,12 +167,13 @@ def grid_inside(train_len: int) -> list[int]:
 
 
 def grid_beyond(train_len: int, longest: int) -> list[int]:
-    """The paper's {20k, 24k, 32k, 48k, 64k}, scaled, as far as the evaluation reaches."""
+    """The paper's {20k, 24k, 32k, 48k, 64k}, scaled, up to the evaluation length."""
     return [length for length in (train_len * quarter // 4 for quarter in (5, 6, 8, 12, 16)) if length <= longest]
 
 
 def log_ratio(one: LossCurve, other: LossCurve, length: int) -> Comparison:
-    """P of `one` below that of `other` at a length, or at the end of the first stored band where that is longer."""
+    """Compare P of `one`, expected to be lower, with that of `other` at a length, or at the end of the first stored band if
+    that is longer."""
     length = one.whole(1, length)[1]
     papers = papers_lead(one.model, other.model)
     name, paper = f"P({tokens(length)}), {title(one.label)} against {title(other.label)}", ""
@@ -182,15 +183,15 @@ def log_ratio(one: LossCurve, other: LossCurve, length: int) -> Comparison:
 
 
 def loss_between(one: LossCurve, other: LossCurve, first: int, last: int) -> Comparison:
-    """Loss of `one` below that of `other` over positions first..last. The paper's P, which is of the tokens before them, too,
-    stands beside it."""
+    """Compare the loss of `one`, expected to be lower, with that of `other` over positions first..last. The paper's P, which
+    includes all tokens before them, is shown beside it."""
     name = f"loss from {tokens(first - 1)} to {tokens(last)}, {title(one.label)} minus {title(other.label)}"
     shown = f"P({tokens(last)}) {with_interval(difference(one, other, last=last), PERPLEXITY)}"
     return Comparison(name, difference(one, other, first, last), below=True, shown=shown)
 
 
 def papers_lead(model: str, other: str) -> float | None:
-    """Return by how much log P of one model is below that of another in the paper's ablations (Table 3)."""
+    """Return how much lower log P of one model is than that of another in the paper's ablations (Table 3)."""
     paper = read("table3_ablation_360m.csv")
     lines = [paper[IN_TABLE_3[each]] for each in (model, other) if each in IN_TABLE_3]
     return math.log(lines[1]["ppl"] / lines[0]["ppl"]) if len(lines) == 2 else None
@@ -201,7 +202,7 @@ def _curves(study: Study) -> dict[str, LossCurve]:
 
 
 def _lower_everywhere(curves: dict[str, LossCurve], compared: Callable[[LossCurve, LossCurve], list[Comparison]]) -> Verdict:
-    """FoX below the Transformer of the same architecture in all that is compared of them."""
+    """Judge whether FoX is below the Transformer of the same architecture in all comparisons made by `compared`."""
     names, absent = pairs_in(curves)
     comparisons, parts = [], []
     for fox, other in names:
@@ -215,7 +216,7 @@ def _lower_everywhere(curves: dict[str, LossCurve], compared: Callable[[LossCurv
 
 
 def c1(study: Study) -> Verdict:
-    """P at every length of the grid; lengths within the first stored band are one."""
+    """Compare P at every length of the grid; lengths within the first stored band count as one."""
 
     def compared(fox: LossCurve, other: LossCurve) -> list[Comparison]:
         lengths = dict.fromkeys(fox.whole(1, length)[1] for length in grid_inside(study.train_len))
@@ -225,7 +226,7 @@ def c1(study: Study) -> Verdict:
 
 
 def c2(study: Study) -> Verdict:
-    """Loss from the training context to the grid's first length, and from each length to the next; whole stored bands."""
+    """Compare the loss from the training context to the grid's first length, and between later lengths, over whole bands."""
     curves = _curves(study)
     longest = min((curve.length for curve in curves.values()), default=0)
     grid = grid_beyond(study.train_len, longest)
@@ -252,7 +253,7 @@ def c5(study: Study) -> Verdict:
         return decide("", [], absent)
     fox, best = curves["fox_pro"], min(others, key=_p)
     sentence = f"P({tokens(study.train_len)}) of FoX (Pro) is {_p(fox):.3f}, of the best of the others, {title(best.label)}, "
-    size = papers_lead("fox_pro", "transformer_pro")  # the best of the others in the paper, too
+    size = papers_lead("fox_pro", "transformer_pro")  # Transformer (Pro) is the best of the others in the paper
     comparisons = [replace(log_ratio(fox, other, study.train_len), size=size) for other in others]
     return decide(f"{sentence}{_p(best):.3f}.", comparisons, absent)
 

@@ -1,8 +1,8 @@
 """Figure 3: Forget gates and attention.
 
-Forget-gate matrix F and attention matrix A of two heads of FoX (Pro), in logarithmic colours (the paper shows A where it is
-above 0.5). Some heads forget fast, a narrow band along the diagonal, of which the end of the text is shown; others keep F near
-1 over long spans and can look far back."""
+Forget-gate matrix F and attention matrix A of two heads of FoX (Pro), in logarithmic colours (the paper only shows where A is
+above 0.5). Some heads forget fast: their F is a narrow band along the diagonal, shown only for the end of the text. Others keep
+F near 1 over long spans and can look far back."""
 
 import math
 from itertools import product
@@ -23,22 +23,22 @@ from experiments.recipes import lines
 KIND = "gate_maps"
 LOWEST_COLOUR = 0.01
 ZOOM = 8
-"""Heads that forget within a cell are drawn over the last eighth of the text: all of it would show one line of cells."""
+"""Heads that forget within one cell are drawn over the last eighth of the text: the whole would show a single line of cells."""
 LONGEST_LIFE = 10  # half-lives are drawn up to this multiple of the text's length
 LOCAL_BELOW, GLOBAL_ABOVE = 1e-3, 0.5
-SHORTEST_PRUNED = 1024  # eight of the kernel's tiles of 128: in shorter texts next to nothing can be skipped
+SHORTEST_PRUNED = 1024  # eight of the kernel's tiles of 128; in shorter texts almost nothing can be skipped
 Head = tuple[int, int]
 COLOURS_NOTE = f"colours logarithmic from {LOWEST_COLOUR} to 1, $A$ white below"
 runs = lines("fox_pro", once=True)
 
 
 def head_statistics(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per (layer, head), one column per statistic."""
+    """Return one row per (layer, head), with one column per statistic."""
     return rows[rows["row"] < 0].pivot(index=["layer", "head"], columns="quantity", values="value")
 
 
 def stored_heads(rows: pd.DataFrame) -> list[Head]:
-    """The heads whose matrices are stored, the most local first, by median F at the fixed distance. ValueError if none is."""
+    """Return the heads whose matrices are stored, the most local first (by median F at a distance). ValueError if none."""
     stored = rows.loc[rows["quantity"] == "F", ["layer", "head"]].drop_duplicates()
     drawn = set(zip(stored["layer"], stored["head"], strict=True))
     if not drawn:
@@ -48,13 +48,13 @@ def stored_heads(rows: pd.DataFrame) -> list[Head]:
 
 
 def two_heads(rows: pd.DataFrame) -> list[Head]:
-    """Return the most local and the most global of the heads whose matrices are stored."""
+    """Return the most local and the most global head among those whose matrices are stored."""
     order = stored_heads(rows)
     return [order[0], order[-1]] if len(order) > 1 else order
 
 
 def draw(study: Study) -> Files:
-    """Draw a line of matrices per label (of its first seed); the CSV: every head's statistics."""
+    """Draw one line of matrices per label (of its first seed); the CSV contains every head's statistics."""
     groups = first_seeds(study)
     tables = []
     for label, rows in groups.items():
@@ -67,7 +67,7 @@ def draw(study: Study) -> Files:
 
 
 def labels_of(study: Study) -> dict[str, pd.DataFrame]:
-    """All rows by label, in the paper's order of models. ValueError if there are none."""
+    """Return all rows by label, in the paper's order of models. ValueError if there are none."""
     return {str(label): own for label, own in study.stored(KIND, "gate maps").groupby("label", sort=False)}
 
 
@@ -96,7 +96,7 @@ def matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: floa
     chosen = rows[(rows["layer"] == head[0]) & (rows["head"] == head[1]) & (rows["quantity"] == quantity)]
     size = int(chosen["row"].max()) + 1 if len(chosen) else 1
     matrix = np.full((size, size), np.nan)
-    shown = np.maximum(chosen["value"], np.finfo(float).tiny)  # 0 has no logarithm, and would be as white as the future
+    shown = np.maximum(chosen["value"], np.finfo(float).tiny)  # 0 has no logarithm, and would be white like future positions
     matrix[chosen["row"].to_numpy(), chosen["col"].to_numpy()] = shown
     first = 0
     if head_statistics(rows)["half_life_tokens"].to_dict()[head] < cell:
@@ -125,7 +125,7 @@ def matrix(axes: Axes, rows: pd.DataFrame, head: Head, quantity: str, cell: floa
 
 
 def half_lives(axes: Axes, groups: dict[str, pd.DataFrame], cap: float) -> None:
-    """Every head's half-life by layer: how many are local and how many global. A head that never forgets is at `cap`."""
+    """Draw every head's half-life by layer, to show how many are local or global. Heads that never forget are put at `cap`."""
     offsets = np.linspace(-0.14, 0.14, len(groups)) if len(groups) > 1 else [0.0]
     layers: set[int] = set()
     for (label, own), offset in zip(groups.items(), offsets, strict=True):

@@ -1,8 +1,8 @@
 """Figure 4: Needle in a haystack.
 
-Scores from 1 (red) to 10 (green) by depth of the needle and length of the context; easy mode left, standard mode right. FoX is
-near perfect within the training context in both modes, the Transformers in easy mode; the recurrent models do poorly. FoX and
-Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."""
+Scores from 1 (red) to 10 (green) by depth of the needle and context length; easy mode left, standard mode right. Within the
+training context FoX is near perfect in both modes, and the Transformers are in easy mode; the recurrent models do poorly. FoX
+and Transformer (Pro) extrapolate partly beyond the training context, Transformer (LLaMA) does not."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -39,8 +39,8 @@ PAPER_BEYOND = (19_600 / 16_384, 32_000 / 16_384)
 
 
 def draw(study: Study) -> Files:
-    """Draw what is judged, and choices beside scores that leave the floor, in figures/STEM-choice.*; the CSV files hold the
-    means of cells over samples and seeds."""
+    """Draw the measure that claims are judged by, and in figures/STEM-choice.* choices, too, if that measure is the score. The
+    CSV files contain each cell's mean over samples and seeds."""
     found, judged = measures(study), needles(study)
     if judged.kind == SCORE and CHOICE in found:
         return [*_publish(study, judged), *_publish(study, found[CHOICE], part="choice")]
@@ -79,7 +79,7 @@ def _draw(study: Study, found: Needles) -> Figure:
 
 
 def summary(study: Study) -> Table:
-    """Mean score, choice or recall per mode, inside the training context and beyond it, with 95% intervals."""
+    """Tabulate mean score, choice or recall per mode, inside and beyond the training context, with 95% intervals."""
     found = needles(study)
     columns: list[Column] = []
     values: dict[str, list[Cell]] = {label: [] for label in found.labels}
@@ -99,7 +99,7 @@ def summary(study: Study) -> Table:
 
 
 def _seeds(found: Needles) -> str:
-    """Say how many seeds most have, and which models have fewer, in which modes."""
+    """Say how many seeds most models have, and which models have fewer, in which modes."""
     counts = found.rows.groupby(["label", "mode"], sort=False)["run_id"].nunique().unstack(fill_value=0)
     most, fewer = int(counts.to_numpy().max()), dict[int, list[str]]()
     for label, own in counts.iterrows():
@@ -111,8 +111,8 @@ def _seeds(found: Needles) -> str:
 
 
 def c22b(study: Study) -> Verdict:
-    """Easy needle inside the training context: FoX and Transformer at least 9.5, each recurrent model lower by 2. FoX and
-    Transformers that guess are left out."""
+    """Easy needle inside the training context: FoX and Transformers score at least 9.5, and each recurrent model is lower by 2.
+    FoX and Transformers that only guess are left out."""
     found = needles(study)
     if found.at_floor or found.kind == RECALL:
         return not_applicable(AT_FLOOR)
@@ -135,16 +135,16 @@ def c22b(study: Study) -> Verdict:
 
 
 def _above_floor(sentence: str, comparisons: list[Comparison], absent: list[str], guessing: list[str]) -> Verdict:
-    """The verdict by comparisons from which models or pairs that guess are left out: there is no order of them."""
+    """Return the verdict from comparisons that leave out models or pairs that only guess, because they cannot be ordered."""
     if not guessing:
         return decide(sentence, comparisons, absent)
     comparisons = [replace(each, name=f"{each.name} (left out as guessing: {', '.join(guessing)})") for each in comparisons]
     verdict = decide(sentence, comparisons, [*absent, *(f"{each} (at the floor of guessing)" for each in guessing)])
-    return in_part(verdict, "Models that guess cannot be put in order.")
+    return in_part(verdict, "Models that only guess cannot be ranked.")
 
 
 def _what(found: Needles, mode: str, cells: Iterable[pd.DataFrame]) -> str:
-    """Say what is compared of some needles: the measure, the mode, and the lengths of their texts."""
+    """Say what is compared: the measure of the needles, the mode, and the lengths of the texts."""
     lengths = pd.concat(cells)["length"]
     ends = dict.fromkeys(f"{length:,}" for length in (lengths.min(), lengths.max()))
     return f"{found.measure}, {mode} mode, {' to '.join(ends)} tokens"
@@ -163,8 +163,8 @@ def c23(study: Study) -> Verdict:
 
 
 def _compared(study: Study, mode: str, low: float, high: float, pairs, *, strict: bool = True) -> Verdict:
-    """The first of each pair above the second, by score or, where all scores are at the floor, by choice or recall. Pairs of
-    which both guess are left out."""
+    """Judge whether the first of each pair is above the second, by score or, if all scores are at the floor, by choice or
+    recall. Pairs in which both models only guess are left out."""
     found = needles(study)
     if found.at_floor:
         return not_applicable(AT_FLOOR)

@@ -1,6 +1,6 @@
 """Figure 5: Extrapolation against training tokens and learning rate.
 
-Easy-mode needle heatmaps and per-token loss (less the runs' mean) of FoX (Pro) for other numbers of training tokens and other
+Easy-mode needle heatmaps and per-token loss (minus the runs' mean) of FoX (Pro) for several numbers of training tokens and
 learning rates. Length extrapolation is fragile: more tokens can make it worse, depending on the learning rate, while the loss
 inside the training context improves. The paper does not say which settings it shows; these are ours."""
 
@@ -49,7 +49,7 @@ def stored_needles(study: Study) -> Needles | None:
 
 
 def draw(study: Study, mode: str = MODE) -> Files:
-    """Write the heatmaps, of needles of one mode, only where they are stored."""
+    """Draw losses and, if needles are stored, their heatmaps in one mode."""
     curves, found, train_len = settings(study), stored_needles(study), study.train_len
     window = smoothing_window(train_len)
     lines = [smoothed(curve, style, window) for curve, style in zip(curves, _styles(curves), strict=True)]
@@ -79,7 +79,7 @@ def draw(study: Study, mode: str = MODE) -> Files:
 
 
 def _styles(curves: list[LossCurve]) -> list[LineStyle]:
-    """FoX's colour, darker for higher rates, and dashed but for the most tokens."""
+    """Return line styles in FoX's colour: darker for higher rates, solid for the most tokens and dashed for fewer."""
     most, rates = curves[-1].axes["train_tokens"], sorted({curve.axes["peak_lr"] for curve in curves})
     shades = [FOX_SHADES[(2 - rates.index(curve.axes["peak_lr"])) % len(FOX_SHADES)] for curve in curves]
     dashes = [None if curve.axes["train_tokens"] == most else DASHED for curve in curves]
@@ -87,7 +87,7 @@ def _styles(curves: list[LossCurve]) -> list[LineStyle]:
 
 
 def summary(study: Study, mode: str = MODE) -> Table:
-    """Loss inside and beyond the training context, and mean of the needles of one mode in both places."""
+    """Tabulate the loss inside and beyond the training context, and the mean over needles of one mode in both places."""
     train_len, found = study.train_len, stored_needles(study)
     columns = [
         Column("inside", f"mean loss, first {tokens(train_len)} (nats)", 4, "lower"),
@@ -107,19 +107,19 @@ def summary(study: Study, mode: str = MODE) -> Table:
 
 
 def _last(more: LossCurve, fewer: LossCurve) -> int:
-    """Return the last position that both runs were evaluated at."""
+    """Return the last position at which both runs were evaluated."""
     return min(more.length, fewer.length)
 
 
 def inside_and_beyond(more: LossCurve, fewer: LossCurve) -> tuple[Estimate, Estimate | None]:
-    """Loss of the run with more tokens minus that of the one with fewer, inside and beyond the training context."""
+    """Return the loss with more training tokens minus that with fewer, inside and beyond the training context."""
     train_len, last = more.train_len, _last(more, fewer)
     return difference(more, fewer), difference(more, fewer, train_len + 1, last) if last > train_len else None
 
 
 def c24(study: Study) -> Verdict:
-    """There is a pair of FoX (Pro) runs of which the one with more tokens is better inside the training context and worse, by
-    loss or by easy needles, beyond it."""
+    """There is a pair of FoX (Pro) runs in which more training tokens are better inside the training context, but worse beyond
+    it, by loss or by easy needles."""
     curves = [curve for curve in settings(study) if curve.model == "fox_pro" and curve.length > curve.train_len]
     found, alternatives, worse = stored_needles(study), [], []
     for more, fewer in [(a, b) for a in curves for b in curves if a.axes["train_tokens"] > b.axes["train_tokens"]]:
@@ -140,7 +140,7 @@ def c24(study: Study) -> Verdict:
 
 
 def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: LossCurve) -> tuple[Estimate, str] | None:
-    """Difference of two runs' scores or recalls of easy needles beyond the training context, and its unit."""
+    """Return the difference between two runs' scores or recalls on easy needles beyond the training context, and its unit."""
     if found is None:
         return None
     rows = [found.of(label=curve.label, mode=MODE, low=study.train_len + 1) for curve in (more, fewer)]
@@ -148,7 +148,7 @@ def needles_beyond(study: Study, found: Needles | None, more: LossCurve, fewer: 
 
 
 def with_more_tokens(study: Study) -> str:
-    """Say what more tokens do at the same rate, inside and beyond the training context."""
+    """Say how more tokens change the loss at the same learning rate, inside and beyond the training context."""
     found, parts = stored_needles(study), []
     curves = [curve for curve in settings(study) if curve.model == "fox_pro"]
     for fewer, more in pairwise(sorted(curves, key=lambda curve: (curve.axes["peak_lr"], curve.axes["train_tokens"]))):
@@ -163,7 +163,7 @@ def with_more_tokens(study: Study) -> str:
             )
             if changed := needles_beyond(study, found, more, fewer):
                 parts.append(f"Easy needles beyond it change by {with_interval(*changed)}.")
-    nothing = "Cannot be told: no two numbers of tokens are stored at one rate, evaluated beyond the training context."
+    nothing = "Unknown: at no rate are runs with two numbers of tokens stored and evaluated beyond the training context."
     return " ".join(parts) or nothing
 
 

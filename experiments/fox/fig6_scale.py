@@ -1,9 +1,9 @@
 """Figure 6: Model size, training tokens and training context.
 
-Per-token loss inside the training context, for other model sizes, numbers of training tokens and training context lengths (on
-the same text in every step, of which shorter contexts are cut). FoX's advantage grows with the training context and shrinks
-somewhat with size. The paper leaves open which architecture and which contexts it shows; here it is the Pro pair. Losses by
-training context are means over quarters of a doubling."""
+Per-token loss inside the training context for several model sizes, numbers of training tokens and training context lengths
+(each step has the same text for all contexts, cut into shorter sequences). FoX's advantage grows with the training context and
+shrinks somewhat with size. The paper does not say which architecture and contexts it shows; here it is the Pro pair. Losses by
+training context are averaged over quarters of a doubling."""
 
 from itertools import pairwise
 from typing import Any
@@ -32,7 +32,7 @@ SIZES = {
 }
 """Scales whose models are compared, and training contexts."""
 PANELS = {"size": "Model size (width x layers)", "tokens": "Training tokens", "context": "Training context length"}
-"""Titles of the panels by what is varied."""
+"""Titles of the panels by the varied quantity."""
 AXES = {"varied": PANELS, "value": str | int}
 Pair = tuple[LossCurve, LossCurve]
 
@@ -51,8 +51,8 @@ def runs(scale, seeds):
 
 
 def _same_text(seq_len: int, longest: int) -> dict[str, int]:
-    """Train on sequences that are cut from those of the longest context: with the same tokens a step alone, shorter ones would
-    be of more texts."""
+    """Return the fields that cut a step's sequences from those of the longest context. Otherwise a step of as many tokens in
+    shorter sequences would contain more texts."""
     return dict(seq_len=seq_len, **(dict(piece_len=longest) if seq_len < longest else {}))
 
 
@@ -61,14 +61,14 @@ def printed(varied: str | float, value: str | float) -> str:
 
 
 def _short(varied: str | float, value: Any) -> str:
-    """Print what is varied as axes and other pages do."""
+    """Print a varied value like axes and other pages do."""
     if not isinstance(value, int):
         return str(value)
     return tokens(value) if varied == "context" else millions(value)
 
 
 def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:
-    """Return panel -> what is varied, as printed ("168M") -> curves, each in the order of the artefact's lines."""
+    """Return panel -> printed value of the varied quantity ("168M") -> curves, each in the order of the artefact's lines."""
     panels: dict[str | float, dict[str, list[LossCurve]]] = {}
     for curve in stored_curves(study):
         panel, value = curve.axes["varied"], curve.axes["value"]
@@ -77,13 +77,13 @@ def panels_of(study: Study) -> dict[str, dict[str, list[LossCurve]]]:
 
 
 def pairs_of(groups: dict[str, list[LossCurve]]) -> list[Pair]:
-    """FoX and the Transformer of the same architecture, group by group."""
+    """Return FoX and the Transformer of the same architecture, group by group."""
     by_model = [{curve.model: curve for curve in curves} for curves in groups.values()]
     return [(own[fox], own[other]) for own in by_model for fox, other in pairs_in(own)[0]]
 
 
 def _last_quarter(curve: LossCurve) -> tuple[int, int]:
-    """First and last position of the last quarter of the training context, or of the stored band that it lies in."""
+    """Return the ends of the last quarter of the training context, or of the stored band that contains it."""
     return curve.whole(curve.train_len * 3 // 4 + 1, curve.train_len)
 
 
@@ -92,18 +92,18 @@ def _positions(curve: LossCurve) -> str:
 
 
 def _quarter(fox: LossCurve, other: LossCurve, sign: float = 1.0):
-    """Loss of the Transformer minus loss of FoX over the last quarter of the training context, as what `compare` takes."""
+    """Loss of the Transformer minus loss of FoX over the last quarter of the training context, as arguments of `compare`."""
     return ((k, curve, *_last_quarter(curve)) for k, curve in ((sign, other), (-sign, fox)))
 
 
 def lead(fox: LossCurve, other: LossCurve) -> Estimate:
-    """delta: loss of the Transformer minus loss of FoX over the last quarter of the training context, or over the stored band
-    that it lies in."""
+    """Return delta, the loss of the Transformer minus that of FoX over the last quarter of the training context, or over the
+    stored band that contains it."""
     return difference(other, fox, *_last_quarter(fox))
 
 
 def draw(study: Study, beyond: bool = False) -> Files:
-    """Draw a panel per thing varied; `beyond`: also positions beyond each training context, which a dashed line marks."""
+    """Draw a panel per varied quantity; `beyond`: also positions beyond each training context, which a dashed line marks."""
     panels = panels_of(study)
     frames, windows = [], set()
     figure, grid = plt.subplots(1, len(panels), figsize=(max(3.4, WIDTH * len(panels) / 3), 3.3), squeeze=False)
@@ -121,7 +121,7 @@ def draw(study: Study, beyond: bool = False) -> Files:
 
 
 def _steps_note(study: Study, panels: dict[str, dict[str, list[LossCurve]]]) -> str:
-    """Say how many texts a step has of the sequences of each context."""
+    """Say how many texts or sequences a step has at each context length."""
     curves = sorted((curve for own in panels.get("context", {}).values() for curve in own), key=lambda curve: curve.train_len)
     steps = {tokens(curve.train_len): _sequences(study, curve) for curve in curves}
     if len(set(steps.values())) > 1:
@@ -141,7 +141,7 @@ def _absent_note(study: Study) -> str:
 
 
 def _line(curve: LossCurve, panel: str, value: str, place: int, beyond: bool) -> Drawn:
-    """The second of a panel's values has the model's own colour, those below are lighter and those above darker."""
+    """Return a curve as a line: the second value of a panel has the model's own colour, other values are lighter or darker."""
     fox = curve.model.startswith("fox")
     name, shades, dashes = ("FoX", FOX_SHADES, None) if fox else ("Transformer", TRANSFORMER_SHADES, DASHED)
     style, length = LineStyle(f"{name}, {value}", shades[(2 - place) % len(shades)], dashes), _end(curve, beyond)
@@ -175,7 +175,7 @@ def _panel(axes: Axes, panel: str, shown: list[tuple[LossCurve, Drawn]], beyond:
 
 
 def summary(study: Study) -> Table:
-    """Loss over the last quarter of the training context, and FoX's lead there with a 95% interval."""
+    """Tabulate the loss over the last quarter of the training context, and FoX's lead there with a 95% interval."""
     values: dict[str, list[Cell]] = {}
     for fox, other in (pair for groups in panels_of(study).values() for pair in pairs_of(groups)):
         quarter, delta = slice(fox.train_len * 3 // 4, fox.train_len), lead(fox, other)
@@ -188,8 +188,8 @@ def summary(study: Study) -> Table:
         Column("lead", "lead of FoX (nats)", 4, style="signed"),
         Column("lead_percent", "in perplexity (%)", 1, style="signed"),
     ]
-    note = f"{about(study, corpus=False)} Last quarter of the training context; of a lead, the stored band of positions"
-    note += " that it lies in where that is longer. In square brackets: 95% interval."
+    note = f"{about(study, corpus=False)} Over the last quarter of the training context; leads over the stored band of"
+    note += " positions that contains it, if that is longer. In square brackets: 95% interval."
     return over_seeds("FoX against the Transformer by size, tokens and context", columns, values, note)
 
 
@@ -208,13 +208,13 @@ def c25(study: Study) -> Verdict:
         return verdict
     first = min(fox.whole(1, fox.train_len // 4)[1] for fox, _ in pairs) if pairs else 0
     early = [f"{fox.label} {number(difference(other, fox, last=first).effect)}" for fox, other in pairs]
-    why = f"Steps have {', '.join(map(str, steps))} sequences as the context grows, so that context cannot be told from fewer"
-    why += f" sequences a step: over the first {tokens(first)} tokens, which all contexts have, the lead is"
-    return undecided(verdict, f"{why} {', '.join(early)} nats. It would take equal sequences a step.")
+    why = f"Steps have {', '.join(map(str, steps))} sequences as the context grows, so that its effect cannot be told from that"
+    why += f" of fewer sequences per step: over the first {tokens(first)} tokens, which all contexts have, the lead is"
+    return undecided(verdict, f"{why} {', '.join(early)} nats. Deciding it takes equally many sequences per step.")
 
 
 def _sequences(study: Study, curve: LossCurve) -> int:
-    """Count the texts that a step has sequences of."""
+    """Count the texts from which the sequences of a step are cut."""
     train = study.spec(curve.run_ids[0])["train"]
     return int(train["batch_tokens"] // (train.get("piece_len") or train["seq_len"]))
 

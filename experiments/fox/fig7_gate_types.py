@@ -1,8 +1,8 @@
 """Figure 7: Kinds of forget gate.
 
-Per-token loss, less the data-dependent gate's, of a forget gate that depends on the token, one that is learned per head, and
-one that is fixed per head (ALiBi). The data-dependent gate is best, the learned constant next, the fixed one worst, in both
-blocks."""
+Per-token loss, minus that with the data-dependent gate, for a forget gate that depends on the token, one that is a learned
+constant per head, and one that is fixed per head (ALiBi). In both blocks the data-dependent gate is best, the learned constant
+next, and the fixed one worst."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from experiments.scales import MINIS, PAPERS, TINIES, for_ablations, get_scale, 
 SIZES = {TINIES: (4, 32, 256), MINIS: (64, 512, 4096), PAPERS: (256, 2048, 16384)}
 """T_max of the constant gates."""
 GATES = {"full": "data-dependent", "bias_only": "data-independent", "fixed": "fixed"}
-"""Kinds of forget gate, as the models' specs and as the figure call them. All but the first have a panel each."""
+"""Kinds of forget gate: their names in the models' specs and in the figure. All but the first have a panel each."""
 AXES = {"gate": GATES, "longest": int | None}
 CONSTANT = ("bias_only", "fixed")
 """Kinds that have a T_max."""
@@ -33,7 +33,7 @@ Pairs = list[tuple[str, LossCurve, LossCurve]]
 
 
 class Gate(NamedTuple):
-    """`kind`: one of GATES; `longest`: T_max in tokens of a constant one."""
+    """A forget gate. `kind`: one of GATES; `longest`: T_max in tokens of a constant gate."""
 
     kind: str
     longest: int | None = None
@@ -64,13 +64,13 @@ def gates(study: Study, model: str) -> dict[Gate, LossCurve]:
 
 
 def draw(study: Study) -> Files:
-    """Draw a panel per block and other gate, each against the data-dependent one."""
+    """Draw a panel per block and kind of gate, each relative to the data-dependent gate."""
     window, train_len = smoothing_window(study.train_len, of_paper=1001), study.train_len
     blocks = {model: found for model in BLOCKS if DATA_DEPENDENT in (found := gates(study, model))}
     if not blocks:
-        raise ValueError(f"{study.stem}: others are drawn beside the data-dependent gate, which is not stored; run it, too")
+        raise ValueError(f"{study.stem}: gates are drawn relative to the data-dependent gate, which is not stored; run it, too")
     stored = sorted({gate.longest for found in blocks.values() for gate in found if gate.longest})
-    longest = [*dict.fromkeys((*sizes_at(get_scale(study.scale), SIZES, __name__), *stored))]  # colours whatever is stored
+    longest = [*dict.fromkeys((*sizes_at(get_scale(study.scale), SIZES, __name__), *stored))]  # so that colours never change
     others = tuple(GATES)[1:]
     count = len(others)
     figure, panels = plt.subplots(1, count * len(blocks), figsize=(WIDTH * count * len(blocks) / 4, 2.75), squeeze=False)
@@ -107,7 +107,7 @@ def _style(model: str, gate: Gate, longest: list[int]) -> LineStyle:
 
 
 def summary(study: Study) -> Table:
-    """Mean loss inside the training context by gate, for both blocks, and by how much it is above the data-dependent gate's."""
+    """Tabulate the mean loss inside the training context by gate and block, and its excess over the data-dependent gate's."""
     columns: list[Column] = []
     blocks = {model: found for model in BLOCKS if (found := gates(study, model))}
     values: dict[str, list[Cell]] = {str(gate): [] for found in blocks.values() for gate in found}
@@ -129,8 +129,8 @@ def summary(study: Study) -> Table:
 
 
 def _pairs(study: Study, better: Callable[[Gate], Gate], kinds: Sequence[str]) -> tuple[Pairs, list[str]]:
-    """Each gate of some kinds beside the one that should be better, at every T_max that the scale has or that is stored, by
-    block; and for each pair that is not stored what it lacks."""
+    """Pair each gate of some kinds with the gate that should be better, at every T_max that the scale declares or that is
+    stored, by block. Returns the pairs, and for each incomplete pair the missing gate."""
     pairs: Pairs = []
     absent = []
     declared = [Gate(kind, longest) for kind in kinds for longest in sizes_at(get_scale(study.scale), SIZES, __name__)]
@@ -144,7 +144,7 @@ def _pairs(study: Study, better: Callable[[Gate], Gate], kinds: Sequence[str]) -
 
 
 def _lower(study: Study, pairs: Pairs, absent: list[str], strict: bool = True) -> Verdict:
-    """Mean loss inside the training context of the first of each pair below that of the second; with what it is of."""
+    """Judge whether the mean loss inside the training context of each pair's first gate is below that of the second."""
     lower = partial(Comparison, below=True, strict=strict)
     what = f"loss up to {tokens(study.train_len)}"
     comparisons = [lower(f"{what}, {block}, {a.label} minus {b.label}", difference(a, b)) for block, a, b in pairs]
@@ -166,25 +166,25 @@ def c26(study: Study) -> Verdict:
 
 
 def _learned_and_fixed(study: Study) -> tuple[Pairs, list[str]]:
-    """The constant gates of the same decay times, by block."""
+    """Return pairs of the learned and the fixed gate with the same decay times, by block."""
     return _pairs(study, lambda gate: Gate("bias_only", gate.longest), ("fixed",))
 
 
 def c26b(study: Study) -> Verdict:
-    """A gate that is learned per head is at least as good as one fixed at the same decay times, in both blocks."""
+    """A constant gate learned per head is at least as good as a fixed one with the same decay times, in both blocks."""
     return _lower(study, *_learned_and_fixed(study), strict=False)
 
 
 def or_a_seed(study: Study) -> str:
-    """Say which comparisons of C26b are missed, and whether by more than seeds differ."""
+    """Say which comparisons of C26b fail, and whether by more than seeds differ."""
     (both, _), parts = _learned_and_fixed(study), []
     for block, learned, fixed in both:
         above = difference(learned, fixed)
         if above.effect > 0:
-            told = in_words(above, "", "more than seeds differ", "no more than seeds differ")
-            noise = f"{above.seeds} seeds: {told}" if above.seeds > 1 else "one seed: this cannot be told from a seed"
+            told = in_words(above, "", "more than seed noise", "within seed noise")
+            noise = f"{above.seeds} seeds: {told}" if above.seeds > 1 else "one seed: this may be seed noise"
             parts.append(f"{block}, {learned.label}, {with_interval(above, 'nats')} above fixed ({noise})")
-    return f"Missed by {len(parts)} of {len(both)} comparisons{': ' if parts else ''}{'; '.join(parts)}."
+    return f"{len(parts)} of {len(both)} comparisons fail{': ' if parts else ''}{'; '.join(parts)}."
 
 
 CLAIMS = (

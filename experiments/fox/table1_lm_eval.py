@@ -20,7 +20,7 @@ WINS_NEEDED = 9
 
 
 def summary(study: Study) -> Table:
-    """The table, with the paper's values where the scale is the same and the tasks are the real ones."""
+    """Tabulate the scores, with the paper's values if the scale is the same and the tasks are the public ones."""
     columns, values, note = content(study)
     models = {line.label: line.model for line in study.lines}
     printed = {} if made_locally(study) else paper_scores(study.stem, "".join(study.scales))
@@ -51,8 +51,8 @@ def c17(study: Study) -> Verdict:
 
 
 def _wins(study: Study, pairs: tuple[tuple[str, str], ...]) -> Verdict:
-    """The first of each pair is ahead (ties are not) on at least 9 of the 12 columns. A column whose order is uncertain counts
-    by the chance that it is ahead."""
+    """Judge whether the first of each pair is ahead (ties do not count) on at least 9 of the 12 columns. A column with an
+    uncertain order counts by the probability that the first is ahead."""
     if made_locally(study):
         return not_applicable(STAND_INS)
     lines = lines_of(study)

@@ -31,17 +31,17 @@ TASKS = {
 CODE = ("lcc", "repobench_p")
 MEANS = {"mean12": tuple(task for task in TASKS if task not in CODE), "mean14": tuple(TASKS)}
 MARGIN = 2.0
-"""Ours: the paper says on par, and its means over 14 tasks lie within it."""
+"""Our choice, in points: the paper only says on par, and its means over 14 tasks differ by less."""
 
 
 def with_means(line: dict[str, Any]) -> dict[str, Any]:
-    """Adds, to a value (or one per seed) per task, mean12 (without the code tasks) and mean14 where all their tasks are."""
+    """Add mean12 (without the code tasks) and mean14 to a value (or one per seed) per task, if all their tasks are there."""
     means = {name: sum(line[task] for task in tasks) / len(tasks) for name, tasks in MEANS.items() if set(tasks) <= set(line)}
     return line | means
 
 
 def scores(rows: pd.DataFrame) -> dict[str, dict[str, np.ndarray]]:
-    """Mean score over examples, one per seed, by label and task, with mean12 and mean14 where complete."""
+    """Mean score over examples, one per seed, by label and task, with mean12 and mean14 if complete."""
     table = {}
     for label, own in rows.groupby("label", sort=False):
         means = own.pivot_table(index="task", columns="run_id", values="score", sort=False).dropna()
@@ -50,7 +50,7 @@ def scores(rows: pd.DataFrame) -> dict[str, dict[str, np.ndarray]]:
 
 
 def summary(study: Study) -> Table:
-    """The table, with the paper's values where the scale is the same and the tasks are the real ones."""
+    """Tabulate the scores, with the paper's values if the scale is the same and the tasks are the public ones."""
     rows, local = study.stored(KIND, WHAT), made_locally(study)
     ours, models = scores(rows), {line.label: line.model for line in study.lines}
     printed = {} if local else paper_scores(study.stem, "".join(study.scales))
@@ -68,7 +68,7 @@ def summary(study: Study) -> Table:
 
 
 def mean_terms(study: Study, tasks: tuple[str, ...]) -> dict[str, Term]:
-    """The mean over tasks of each model that has them all, example by example."""
+    """Return the mean over tasks, as a term for `contrast`, of each model that has results on all of them."""
     rows = study.stored(KIND, WHAT)
     rows = rows[rows["task"].isin(tasks)].sort_values(["task", "example"], kind="stable")
     terms = {}
@@ -83,7 +83,7 @@ def mean_terms(study: Study, tasks: tuple[str, ...]) -> dict[str, Term]:
 
 
 def ahead(terms: dict[str, Term], one: str, other: str, mean: str, bound: float = 0.0) -> Comparison:
-    """One of MEANS: that of one model minus that of another, above a bound."""
+    """Compare one of MEANS: that of one model minus that of another should be above a bound."""
     lead = contrast([terms[one], replace(terms[other], coefficient=-1.0)])
     name = f"mean score of {len(MEANS[mean])} tasks, {title(one)} minus {title(other)}"
     return Comparison(name, lead, bound, unit="points")

@@ -1,8 +1,8 @@
 """Table 3: Ablation of the forget gate and of the Pro block.
 
-Perplexity at the training length. Without any sign of position the LLaMA block fails; the forget gate replaces RoPE and does
-better; QK-norm, output gate, output norm and KV-shift each help, added one by one and left out one by one; RoPE adds nothing to
-FoX (Pro)."""
+Perplexity at the training length. Without any position signal the LLaMA block fails; the forget gate replaces RoPE and does
+better; QK-norm, output gate, output norm and KV-shift each help, whether added one by one or removed one at a time; RoPE adds
+nothing to FoX (Pro)."""
 
 import math
 from dataclasses import replace
@@ -42,21 +42,21 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 SWITCHES = ("use_rope", *QK, *GATE, *NORM, "use_k_shift", "use_v_shift")
 AXES = dict.fromkeys(SWITCHES, bool | None) | {"forget_gate": ("none", None)}
 PRINTED = read("table3_ablation_360m.csv")
-"""The paper's table, whose order of lines is ours."""
+"""The paper's table; we keep its order of lines."""
 PARTS = {
     "RoPE": ("use_rope",), "forget gate": ("forget_gate",), "QK-norm": ("qk_norm",), "output gate": ("use_output_gate",),
     "output norm": ("use_output_norm",), "KV-shift": ("use_k_shift", "use_v_shift"),
 }  # fmt: skip
-"""Columns of check marks, and the fields of a model's spec that say whether it has the part."""
+"""Columns of check marks, with the fields of a model's spec that tell whether it has the part."""
 PRO, LLAMA, TRANSFORMER = "FoX (Pro)", "FoX (LLaMA)", "Transformer (LLaMA)"
 LLAMA_ROPE, TRANSFORMER_PRO = f"{LLAMA} + RoPE", f"{PRO} - forget gate + RoPE"
 NEITHER = f"{PRO} - forget gate"
 CHAIN = [label for label, *_ in ROWS[3:8]]
-"""From FoX (LLaMA) to FoX (Pro), part by part."""
+"""The steps from FoX (LLaMA) to FoX (Pro), part by part."""
 LEFT_OUT = _, WITHOUT_GATE, WITHOUT_NORM, _ = [label for label, *_ in ROWS[8:12]]
 Asked = tuple[str, str, str, float]
 CEILINGS = {(LLAMA, ">=", LLAMA_ROPE), (TRANSFORMER_PRO, "<=", PRO)}
-"""RoPE that does not even help FoX, and a gate that is worth more than the paper says, are more of what is claimed."""
+"""Bounds whose violation exceeds the claim: RoPE does not help FoX at all, or the gate is worth more than in the paper."""
 
 
 def runs(scale, seeds):
@@ -65,20 +65,20 @@ def runs(scale, seeds):
 
 
 def ablations(study: Study) -> dict[str, LossCurve]:
-    """The curves that are stored, by label, in the paper's order; labels that it does not have come last."""
+    """Return the stored curves by label, in the paper's order; labels that the paper does not have come last."""
     curves = {curve.label: curve for curve in loss_curves(study) if curve.length >= curve.train_len}
     order = [*(label for label in PRINTED if label in curves), *(label for label in curves if label not in PRINTED)]
     return {label: curves[label] for label in order}
 
 
 def parts_of(model: dict) -> list[float]:
-    """1 or 0 for each of PARTS, from the model's spec."""
+    """Return 1 or 0 for each of PARTS, from the model's spec."""
     model = {"forget_gate": "full", **model}
     return [float(any(model.get(name, False) not in (False, "none") for name in names)) for names in PARTS.values()]
 
 
 def summary(study: Study) -> Table:
-    """The table; differences to FoX (Pro) in percent of its perplexity, so that orders can be compared between scales."""
+    """Tabulate the ablations. Differences from FoX (Pro) are in percent of its perplexity, to be comparable between scales."""
     curves = ablations(study)
     if not curves:
         raise ValueError(f"{study.stem}: no per-token losses up to the training length are stored; run its experiment first")
@@ -110,7 +110,7 @@ def _percent(log: float) -> float:
 
 
 def _agreement(curves: dict[str, LossCurve]) -> str:
-    """Kendall's tau with the paper's order, over the lines that both have; two lines that are one run count once."""
+    """Say how far the order of lines agrees with the paper's (Kendall's tau); two lines of the same run count once."""
     once = {curve.run_ids: label for label, curve in reversed(curves.items()) if label in PRINTED}
     both = [(curves[label].log_p(curves[label].train_len).mean(), PRINTED[label]["ppl"]) for label in reversed(once.values())]
     signs = [np.sign(a - b) * np.sign(one - two) for (a, one), (b, two) in combinations(both, 2) if one != two]
@@ -121,7 +121,7 @@ def _agreement(curves: dict[str, LossCurve]) -> str:
 
 
 def claim(name: str, sentence: str, *inequalities: Asked) -> Claim:
-    """A claim on lines of the table. (one, "<", other, margin): log P of `one` minus log P of `other` is below the margin."""
+    """Make a claim about lines of the table. (one, "<", other, margin): log P of `one` less that of `other` is below margin."""
     labels = tuple(dict.fromkeys(label for one, _, other, _ in inequalities for label in (one, other)))
 
     def predicate(study: Study) -> Verdict:
@@ -141,7 +141,7 @@ def claim(name: str, sentence: str, *inequalities: Asked) -> Claim:
 
 
 def ratio(margin: float, of: float) -> float:
-    """A difference of perplexities at the paper's perplexity `of`, in nats."""
+    """Convert a difference in perplexity, at the paper's perplexity `of`, to nats."""
     return math.log1p(margin / of)
 
 

@@ -1,7 +1,7 @@
 """Table 4: Models and hyperparameters.
 
-Layers, widths, heads, peak learning rate and training tokens of every model. In the paper 760M has 24 blocks of width 1536,
-360M 24 of 1024, 125M 12 of 768; heads of 64 for FoX and, at 760M, of 128 for the Transformer."""
+Layers, widths, heads, peak learning rate and training tokens of every model. In the paper, 760M models have 24 blocks of width
+1536, 360M models 24 of 1024, 125M models 12 of 768; head size is 64 for FoX, and 128 for the Transformer at 760M."""
 
 from analysis.names import rank
 from analysis.study import Study
@@ -25,7 +25,7 @@ COLUMNS = [
 
 
 def summary(study: Study) -> Table:
-    """One line per model. Layers of Mamba-2 are half as large, and twice as many: it has no MLP."""
+    """Tabulate one line per model. Mamba-2 has no MLP: its layers are half as large, and twice as many."""
     rows: dict[str, list[float | None]] = {}
     for line, parameters, _ in sorted(study.evaluations("parameters", "models"), key=lambda each: rank(each[0].model)):
         model, train = study.spec(line.run_id)["model"], study.spec(line.run_id)["train"]

@@ -1,8 +1,8 @@
 """Table 6: Parameters, FLOPs and training throughput.
 
 Parameters without the input embedding, forward FLOPs per token, and training tokens per second on four L40S GPUs. The recurrent
-models are fastest; among the softmax models only Transformer (LLaMA) used a tuned kernel, so throughputs are comparable only as
-ratios between models with the same kernel."""
+models are fastest; among the softmax models only Transformer (LLaMA) used a tuned kernel, so only ratios between models with
+the same kernel can be compared."""
 
 import math
 from functools import partial
@@ -33,7 +33,7 @@ ORDER = (
 
 
 def summary(study: Study) -> Table:
-    """One line per label. Only speeds relative to Transformer (LLaMA) are ranked, whose steps alternated with the model's."""
+    """Tabulate one line per label. Only speeds relative to Transformer (LLaMA), timed in alternating steps, are ranked."""
     rows = measured(study, "fox_pro")
     large = bool(rows["params"].max() >= 1e8)
     columns = [
@@ -56,29 +56,29 @@ def summary(study: Study) -> Table:
     paper = {label: [line.get(column.key) for column in kept] for label, line in theirs.items()}
     note = (
         f"{about(study, corpus=False)} Measured on {_place(rows)}, context {tokens(rows['seq_len'].iloc[0])}, "
-        "with fresh weights; in square brackets the range of the repetitions. Relative speeds are those of steps that "
+        "with untrained weights; in square brackets the range of the repetitions. Relative speeds are those of steps that "
         "alternated with Transformer (LLaMA)'s in one process. Speeds depend on the GPU and its kernels: only ratios between "
-        "models can be set beside the paper's (760M, context 16k, four L40S). Counts "
+        "models can be compared with the paper's (760M, context 16k, four L40S). Counts "
         "are truncated as in the paper (which rounds the FLOPs of HGRN2)."
     )
     return Table("Parameters, FLOPs and training throughput", kept, values, note, paper, ranges=ranges)
 
 
 def _place(rows: pd.DataFrame) -> str:
-    """Name the machine of rows, with the version of Triton on a GPU."""
+    """Name the machine of `rows`, and on a GPU the version of Triton."""
     triton = "" if rows["peak_memory_gib"].isna().all() else f", Triton {' or '.join(sorted(rows['triton'].unique()))}"
     return f"{rows['machine'].iloc[0]}{triton}"
 
 
 def _is_shown(key: str, lines: list[Line]) -> bool:
-    """Leave out what was not measured (a CPU has no peak), and the second MFU where nothing is pruned."""
+    """Return whether a column is shown: not if it was not measured (a CPU has no peak), nor the second MFU without pruning."""
     if key == "mfu_dense_percent" and all(line[key] == line["mfu_percent"] for line in lines):
         return False
     return any(line[key] is not None and not math.isnan(line[key]) for line in lines)
 
 
 def _line(row: dict[Any, Any], columns: list[Column]) -> Line:
-    """One model's row and values. Counts are truncated to the printed digits, as in the paper, not rounded."""
+    """Return one model's row with the table's values. Counts are truncated to the printed digits, as in the paper."""
     printed = {}
     for column, count in zip(columns[:2], (row["params"] / 1e6, row["fwd_flops_per_token"] / 1e9), strict=True):
         printed[column.key] = math.floor(count * 10**column.decimals) / 10**column.decimals
@@ -86,7 +86,7 @@ def _line(row: dict[Any, Any], columns: list[Column]) -> Line:
 
 
 def _printed(scale: str) -> dict[str, Line]:
-    """The paper's values by model; at other scales than its own only the relative speeds, at 760M."""
+    """Return the paper's values by model; at other scales than the paper's only relative speeds, which are of 760M models."""
     values = {model: {"relative": _papers(model, BASE)} for model in PRINTED}
     for model, line in paper_scores("table6_throughput", scale).items():
         values[model] |= {"params_millions": line["params_millions"], "tokens_per_s": line["throughput_tokens_per_s"],
@@ -95,7 +95,7 @@ def _printed(scale: str) -> dict[str, Line]:
 
 
 def _papers(one: str, other: str, column: str = "throughput_tokens_per_s") -> float:
-    """Ratio of two models in the paper, of their training speeds if nothing else is asked for."""
+    """Ratio of two models in the paper: of their training speeds, or of another column."""
     return PRINTED[one][column] / PRINTED[other][column]
 
 
@@ -104,12 +104,13 @@ def _timed(study: Study) -> dict[str, pd.Series]:
 
 
 def _paired(study: Study) -> dict[str, pd.Series]:
-    """Return the models timed beside Transformer (LLaMA)."""
+    """Return the models that were timed in alternation with Transformer (LLaMA)."""
     return {model: row for model, row in _timed(study).items() if not math.isnan(row.get("relative", math.nan))}
 
 
 def _counted(study: Study, column: str, printed: str, bound: float, words: str) -> Verdict:
-    """FoX's count above the Transformer's of the same architecture, in percent, below a bound: exact numbers without noise."""
+    """Judge whether FoX's count exceeds that of the Transformer of the same architecture by less than `bound` percent. Counts
+    are exact, without noise."""
     rows = _timed(study)
     comparisons, parts = [], []
     for fox, other in pairs_in(rows)[0]:
@@ -124,12 +125,12 @@ def _counted(study: Study, column: str, printed: str, bound: float, words: str) 
 
 c27 = partial(_counted, column="params", printed="params_millions", bound=0.3, words="parameters")
 c28 = partial(_counted, column="fwd_flops_per_token", printed="fwd_flops_per_token", bound=0.5, words="FLOPs per token")
-"""FLOPs per token are the Transformer's, to the three digits that the paper prints."""
+"""FLOPs per token equal the Transformer's to the three digits that the paper prints."""
 
 
 def _faster(rows: dict[str, pd.Series], one: str, other: str, bound: float = 0.0, strict: bool = True) -> Comparison:
-    """log of the ratio of two speeds, each relative to the model beside it, above a bound; its error is that of single
-    repetitions, so that overlapping ranges are not ranked."""
+    """Compare the log ratio of two speeds, each relative to Transformer (LLaMA) in the same process, with a lower bound. Its
+    error is that of single repetitions, so that overlapping ranges are not ranked."""
     speeds = [float(rows[model]["relative"]) for model in (one, other)]
     ends = [(rows[model]["relative_high"], rows[model]["relative_low"]) for model in (one, other)]
     error = math.hypot(*(math.log(high / low) / TWENTY_TO_EIGHTY for high, low in ends))
@@ -139,17 +140,17 @@ def _faster(rows: dict[str, pd.Series], one: str, other: str, bound: float = 0.0
 
 
 def c29(study: Study) -> Verdict:
-    """Throughput falls from DeltaNet over HGRN2, Mamba-2 and Transformer (LLaMA) to FoX (Pro)."""
+    """Throughput falls from DeltaNet via HGRN2, Mamba-2 and Transformer (LLaMA) to FoX (Pro)."""
     rows = _paired(study)
     comparisons = [_faster(rows, *pair) for pair in ORDER if set(pair) <= set(rows)]
     fastest = sorted(rows, key=lambda model: -float(rows[model]["relative"]))
     sentence = "From fast to slow: " + ", ".join(f"{title(model)} {rows[model]['relative']:.2f}" for model in fastest)
     absent = missing_of((model for pair in ORDER for model in pair), rows)
-    return decide(f"{sentence} of Transformer (LLaMA)'s speed beside it.", comparisons, absent)
+    return decide(f"{sentence} times the speed of Transformer (LLaMA).", comparisons, absent)
 
 
 def at_longer_contexts(study: Study) -> str:
-    """The claim's pairs among stored steps of the models where the context is longest."""
+    """Say how the claim's pairs compare in stored training steps with the longest context."""
     nothing, folder = "No steps with a longer context are stored.", study.results_dir / FOLDER.name
     if not any((folder / "training_steps").glob("*.parquet")):
         return nothing
@@ -169,9 +170,9 @@ def at_longer_contexts(study: Study) -> str:
     speeds = ", ".join(f"{title(model)} {value:,.0f}" for model, value in speed.items())
     return (
         f"Steps of one sequence of {tokens(first['seq_len'])} tokens at {first['scale']} on {first['gpu']}: {speeds} tokens/s. "
-        f"Of the claim's {len(pairs)} pairs that were timed at both, {there} are in its order there, {as_here} at "
-        + f"{tokens(study.train_len)} tokens here"
-        + (": the order comes with the context, as attention's part of a step does." if there > as_here else ".")
+        f"Of the claim's {len(pairs)} pairs that were timed at both lengths, {there} are in the claimed order there, {as_here} "
+        + f"at {tokens(study.train_len)} tokens here"
+        + (": the order appears in longer contexts, where attention's share of a step grows." if there > as_here else ".")
     )
 
 

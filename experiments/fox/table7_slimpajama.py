@@ -1,9 +1,9 @@
 """Table 7: Short-context training on SlimPajama.
 
 About 340M parameters, 15B tokens of SlimPajama, context 2,048. FoX (Pro) has the best average and Wikitext perplexity; FoX is
-ahead of the Transformer of the same architecture on average. The paper leaves tokeniser, batch, learning rate and schedule
-open: here a byte-level BPE of 32,000 and otherwise the 360M setting; documents are packed behind BOS, and attention and states
-go on over it."""
+ahead of the Transformer of the same architecture on average. The paper does not give tokeniser, batch, learning rate and
+schedule: here a byte-level BPE of 32,000 tokens and otherwise the 360M setting. Documents are packed, each after a BOS token,
+and attention and recurrent states are not reset at document boundaries."""
 
 from dataclasses import replace
 from functools import partial

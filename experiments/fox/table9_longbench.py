@@ -1,7 +1,7 @@
 """Table 9: LongBench, with windowed and hybrid models.
 
-Fourteen long-context tasks at 760M parameters and 16B tokens. Samba and Transformer-SWA, whose attention sees 2,048 tokens, are
-well behind FoX (Pro) and Transformer (Pro) except on the two code tasks."""
+Fourteen long-context tasks at 760M parameters and 16B tokens. Samba and Transformer-SWA, with an attention window of 2,048
+tokens, are well behind FoX (Pro) and Transformer (Pro) except on the two code tasks."""
 
 from itertools import product
 

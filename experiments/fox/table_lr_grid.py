@@ -1,8 +1,8 @@
 """Table 5: Learning rates.
 
-The paper chose each model's peak learning rate on the grid {1, 2, 5} x 10^i: 2e-3 for FoX (Pro), Mamba-2 and HGRN2, 1e-3 for
-FoX (LLaMA), Transformer (Pro) and DeltaNet, 5e-4 for Transformer (LLaMA) at its main setting, and 2e-3 for all at 360M and
-125M."""
+The paper chose each model's peak learning rate from the grid {1, 2, 5} x 10^i. In its main setting it is 2e-3 for FoX (Pro),
+Mamba-2 and HGRN2, 1e-3 for FoX (LLaMA), Transformer (Pro) and DeltaNet, and 5e-4 for Transformer (LLaMA); at 360M and 125M it
+is 2e-3 for all."""
 
 from typing import Any
 
@@ -25,18 +25,18 @@ SIZES: dict[tuple[str, ...], tuple[tuple[float, ...], dict[str, tuple[float, ...
     MINIS: ((1e-3, 2e-3, 4e-3), {"fox_llama": (5e-4,), "mamba2": (8e-3,), "hgrn2": (8e-3,), "delta_net": (8e-3,)}),
     PAPERS: ((5e-4, 1e-3, 2e-3), {}),
 }
-"""Rates that every model is tried at, and further ones of models that were best at the edge of these, and of the recurrent ones
-so that they have as many as FoX."""
+"""Rates at which every model is tried, and further rates for models that were best at the edge of these, and for recurrent
+models, so that they have as many rates as FoX."""
 AXES = {"peak_lr": float}
 Rates = dict[str, dict[float, LossCurve]]
 """Held-out losses by model and learning rate."""
 SPIKE, UNSTABLE = 4, 0.01
-"""A step whose gradient norm is so many times the median is a spike. Trainings that went well had spikes in 0 to 0.7% of their
-steps (at mini, three seeds of seven models); more than 1% are called unstable."""
+"""A step whose gradient norm exceeds SPIKE times the median is a spike, and a training with a share of spikes above UNSTABLE is
+called unstable: good trainings had spikes in 0 to 0.7% of their steps (at mini, three seeds of seven models)."""
 
 
 def rates_of(scale: Scale, model: str) -> list[float]:
-    """Return the rates that a model is tried at, from low to high."""
+    """Return the rates at which a model is tried, from low to high."""
     rates, further = sizes_at(scale, SIZES, __name__)
     return sorted((*rates, *further.get(model, ())))
 
@@ -50,13 +50,13 @@ def runs(scale, seeds):
 
 
 def evals(scale):
-    """Losses, and the trainings' curves: high rates may be worse because they are unstable."""
+    """Held-out losses, and training curves, which show whether a high rate is worse because training is unstable."""
     return evaluations.loss(scale) + evaluations.curve(scale)
 
 
 def grid(study: Study) -> tuple[pd.DataFrame, str]:
-    """model, peak_lr and value of every run, and what the value is: perplexity where every run has been evaluated, else the
-    final training loss."""
+    """Return model, peak_lr and value of every run, and what the value is: perplexity if every run has been evaluated, else
+    the final training loss."""
     curves = loss_curves(study)
     if {run_id for curve in curves for run_id in curve.run_ids} == {line.run_id for line in study.lines}:
         rows = [(curve, np.exp(curve.log_p(min(curve.train_len, curve.length)))) for curve in curves]
@@ -81,7 +81,7 @@ def best_of(rates: dict[float, LossCurve]) -> float:
 
 
 def summary(study: Study) -> Table:
-    """A line per learning rate, a column per model. The note names models whose best rate is at the grid's edge."""
+    """Tabulate rates (lines) by models (columns). The note names models whose best rate is at the edge of the grid."""
     rows, what = grid(study)
     models = ordered(rows["model"])
     found: dict[Any, np.ndarray] = {key: own.to_numpy() for key, own in rows.groupby(["model", "peak_lr"])["value"]}
@@ -93,14 +93,14 @@ def summary(study: Study) -> Table:
     note = about(study)
     chosen = [f"{title(model)} {line['peak_lr']:g}" for model, line in read("table5_peak_lr.csv").items() if model in models]
     note += f" The paper's choice at 760M and 48B tokens: {', '.join(chosen)}." if chosen else ""
-    note += f" Best at the edge of what was tried: {', '.join(edges)}." if edges else ""
+    note += f" Best at the edge of the grid: {', '.join(edges)}." if edges else ""
     columns = [Column(model, title(model), 3, "lower") for model in models]
     return over_seeds(f"Learning rates: {what}", columns, cells, note)
 
 
 def c31(study: Study) -> Verdict:
-    """Each model's loss is lower at some rate of at least twice the best one of the model it is compared with than at that rate
-    and all lower ones: FoX compared with the Transformer of its architecture, Pro with LLaMA of its family."""
+    """Each model prefers at least twice the best rate of the model it is compared with: its loss is lower at one of these rates
+    than at all rates below. FoX is compared with the Transformer of its architecture, Pro with LLaMA of its family."""
     curves = by_rate(study)
     comparisons, parts, absent = [], [], []
     for one, other in (*PAIRS, *FAMILIES):
@@ -120,12 +120,12 @@ def c31(study: Study) -> Verdict:
         )
         how: dict[str, Any] = dict(below=True, paper="twice as high or more", shown=shown)
         comparisons.append(Comparison(name, difference(chosen, lower), **how))
-    sentence = f"Best rates: {'; '.join(parts)}. Head sizes, of which the claim speaks too, are not varied here."
+    sentence = f"Best rates: {'; '.join(parts)}. The paper's claim is also about head sizes, which are not varied here."
     return decide(sentence, comparisons, absent)
 
 
 def rates_tried(study: Study) -> str:
-    """Say where each model's best rate lies among those tried, and whether the highest was unstable."""
+    """Say where each model's best rate lies among those tried, and whether training was unstable at the highest."""
     curves, spikes = by_rate(study), _spikes(study)
     parts, edges, unstable, unknown = [], [], [], []
     for model in (model for pair in PAIRS for model in pair if len(curves.get(model, ())) > 1):
@@ -143,12 +143,12 @@ def rates_tried(study: Study) -> str:
             unstable.append(f"{title(model)} {', '.join(shares)} ({word})")
     sentences = {
         "Best rates: {}.": "; ".join(parts),
-        "At the edge of what was tried, so that a better one may lie beyond: {}.": ", ".join(edges),
+        "Best at the edge of the grid, so that a better rate may lie beyond it: {}.": ", ".join(edges),
         f"Steps after warm-up with a gradient norm above {SPIKE} times the median: {{}}.": "; ".join(unstable),
-        "Training curves are not stored for {}: whether these rates were unstable cannot be told.": ", ".join(unknown),
+        "Training curves are not stored for {}: whether training was unstable there is unknown.": ", ".join(unknown),
     }
     told = [sentence.format(what) for sentence, what in sentences.items() if what]
-    return " ".join(told) or "Cannot be told: no model was evaluated at several rates."
+    return " ".join(told) or "Unknown: no model was evaluated at several rates."
 
 
 def _as_good(one: LossCurve, best: LossCurve) -> bool:
@@ -156,7 +156,7 @@ def _as_good(one: LossCurve, best: LossCurve) -> bool:
 
 
 def _spikes(study: Study) -> dict[tuple[str, float], float]:
-    """Share of the steps after warm-up that are spikes or were not applied, by model and rate: the worst seed."""
+    """Share of the steps after warm-up that are spikes or were skipped, by model and rate, for the worst seed."""
     found: dict[tuple[str, float], float] = {}
     for line, rows, _ in study.evaluations("training_curve"):
         train = study.spec(line.run_id)["train"]

@@ -1,8 +1,8 @@
 """Stick-breaking: kernel timing: Cost of stick-breaking attention.
 
-Left: forward and backward of the operators, as `python -m kernels.benchmark times` measured them, relative to softmax with
-rotary embedding. Right: a training step at this scale. The paper's kernel is reported 1.2 to 1.3 times as slow as
-FlashAttention with RoPE."""
+Left: time of the operators' forward and backward, measured by `python -m kernels.benchmark times`, relative to softmax
+attention with rotary embedding. Right: speed of training at this scale. The paper reports that its kernel takes 1.2 to 1.3
+times as long as FlashAttention with RoPE."""
 
 import math
 from functools import partial
@@ -34,9 +34,9 @@ runs = lines("stick_breaking", "transformer_llama", "fox_llama", once=True)
 
 
 def kernel_times(study: Study) -> pd.DataFrame:
-    """The newest row of every provider, shape and kind of logits, forward and backward, with `relative`: its time as a multiple
-    of cuDNN's softmax with rotary embedding in the same run. Of several GPUs and versions of Triton those with the most rows,
-    or else the newest, are taken. Empty where none are stored."""
+    """Return the newest row of every provider, shape and kind of logits, for forward and backward. `relative`: its time as a
+    multiple of cuDNN's softmax with rotary embedding in the same run. Only one GPU and version of Triton is returned: that with
+    the most rows, or of equals the newest. Empty if no times are stored."""
     folder = study.results_dir / FOLDER.name
     if not any((folder / KIND).glob("*.parquet")):
         return pd.DataFrame(columns=["gpu", "logits", *SHAPE, "provider", "ms_q50", "relative"])
@@ -52,7 +52,7 @@ def kernel_times(study: Study) -> pd.DataFrame:
 
 
 def beside_flash(study: Study) -> pd.DataFrame:
-    """Our rows of shapes that FlashAttention-2 was timed at, too, with `ratio`: our time as a multiple of its time."""
+    """Return our rows for shapes at which FlashAttention-2 was timed, too. `ratio`: our time as a multiple of its time."""
     rows = kernel_times(study)
     flash = rows.loc[rows["provider"] == FLASH, ["gpu", *SHAPE, "relative"]]
     ours = rows[rows["provider"] == "ours"].merge(flash, on=["gpu", *SHAPE], suffixes=("", "_flash"))
@@ -103,7 +103,7 @@ def _step_bars(axes: Axes, steps: pd.DataFrame) -> None:
 
 
 def summary(study: Study) -> Table:
-    """Training speed, a line per model, and kernel times relative to cuDNN's softmax with rotary embedding, one per shape."""
+    """Tabulate training speed, by model, and kernel times relative to cuDNN's softmax with rotary embedding, by shape."""
     rows, steps = kernel_times(study), measured(study, STICK)
     shown = [each for each in sorted(set(zip(rows["provider"], rows["logits"], strict=True))) if each[0] != BASELINE]
     columns = [Column("tokens_per_s", "training (tokens/s)", 0)]
@@ -135,7 +135,7 @@ def s5(study: Study) -> Verdict:
 
 
 def by_reach(study: Study) -> str:
-    """The kernel's time by how far the sticks reach, and what whole training steps take."""
+    """Say how the kernel's time depends on how far sticks reach, and how fast whole training steps are."""
     rows, parts = beside_flash(study), []
     for reach, what in (("short", "soon used up"), ("long", "never used up")):
         own = rows[rows["logits"] == reach]

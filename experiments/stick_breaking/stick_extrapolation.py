@@ -1,8 +1,8 @@
 """Stick-breaking: length extrapolation: Length extrapolation of stick-breaking attention.
 
-Stick-breaking attention without position encoding, softmax with RoPE, FoX and ALiBi (the forget gate, fixed), all in the LLaMA
-block. The paper trains 350M parameters at 2,048 tokens: stick-breaking's perplexity falls up to 16,384, that of softmax with
-RoPE does not. Losses are means over quarters of a doubling; right: fresh models, mean over heads."""
+Stick-breaking attention without position encoding, softmax with RoPE, FoX and ALiBi (a fixed forget gate), all in the LLaMA
+block. The paper trains models of 350M parameters at 2,048 tokens: the perplexity of stick-breaking falls up to 16,384, that of
+softmax with RoPE does not. Losses are averaged over quarters of a doubling; right: untrained models, mean over heads."""
 
 from functools import partial
 
@@ -25,23 +25,23 @@ from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, Scale, get_scale, sizes_at
 
 SIZES = {TINIES: "tiny-extrapolation", MINIS: "mini-extrapolation", PAPERS: "360m-extrapolation"}
-"""Scales whose evaluations reach to sixteen times the training length."""
+"""Scales that evaluate up to sixteen times the training length."""
 DISTANCES = 12
-"""Distances of keys whose weights are drawn, and judged."""
+"""Largest distance of keys whose weights are drawn and judged."""
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
 S4_TOLERANCE = 0.05
-"""Ours: 5% of perplexity, where no sign of position at all costs the LLaMA block a factor of two and more (C11)."""
+"""Our choice: 5% of perplexity; having no position signal at all costs the LLaMA block a factor of two or more (C11)."""
 S6_TOLERANCE = 0.01
-"""Ours: rounding of the weights, in fp32."""
+"""Our choice, for rounding of the weights in fp32."""
 
 
 def far(scale: Scale) -> Scale:
-    """Return the scale that the models are trained at."""
+    """Return the scale at which the models are trained."""
     return get_scale(sizes_at(scale, SIZES, __name__))
 
 
 def evals(scale):
-    """Per-token loss far beyond the training length, and the built-in bias towards recent keys."""
+    """Per-token loss far beyond the training length, and the architecture's bias towards recent keys."""
     return (*loss(scale), Spec())
 
 
@@ -81,7 +81,8 @@ def draw(study: Study) -> Files:
 
 
 def mean_weights(study: Study) -> pd.DataFrame:
-    """Columns model, distance, weight: of equal logits, mean over heads; a fresh model's do not depend on its seed."""
+    """Return columns model, distance and weight: weights for equal logits, averaged over heads. Those of untrained models do
+    not depend on the seed."""
     rows = study.rows("equal_logits")
     if rows.empty:
         return pd.DataFrame(columns=["model", "distance", "weight"])
@@ -103,7 +104,7 @@ def _draw_weights(axes: Axes, study: Study) -> pd.DataFrame:
 
 
 def summary(study: Study) -> Table:
-    """Perplexity at the training length and its doublings, and the mean loss of the last eighth of the evaluation."""
+    """Tabulate the perplexity at the training length and its doublings, and the mean loss over the last eighth of documents."""
     found, train_len = in_order(study), study.train_len
     longest = next(iter(found.values())).length
     lengths = [train_len * 2**power for power in range(5) if train_len * 2**power <= longest]
@@ -118,13 +119,13 @@ def summary(study: Study) -> Table:
 
 
 def s1(study: Study) -> Verdict:
-    """On par with softmax and RoPE on downstream tasks at 1B and 3B."""
+    """Stick-breaking is on par with softmax and RoPE on downstream tasks at 1B and 3B."""
     why = "Downstream tasks of stick-breaking are in no artefact; the paper's are of 1B and 3B parameters."
     return Verdict(Status.NOT_MEASURED, why)
 
 
 def _change(study: Study, model: str, below: bool) -> Verdict:
-    """Perplexity at eight times the training length is above (or below) that at the training length."""
+    """Judge whether the perplexity at eight times the training length is above (or `below`) that at the training length."""
     curve = by_model(study).get(model)
     if curve is None:
         return decide("", [], [title(model)])
@@ -156,7 +157,7 @@ def s4(study: Study) -> Verdict:
 
 
 def s6(study: Study) -> Verdict:
-    """Each key has, with equal logits (0 here), half the weight of its nearer neighbour: measured, not estimated."""
+    """With equal logits (0 here), each key has half the weight of the next nearer key: measured, without noise."""
     weights = mean_weights(study)
     own = weights[(weights["model"] == STICK) & weights["distance"].between(1, DISTANCES)].sort_values("distance")
     if own.empty:
@@ -165,7 +166,7 @@ def s6(study: Study) -> Verdict:
     worst = Estimate(float(np.abs(ratios - 0.5).max()), 0.0)
     name = "largest distance of a ratio of neighbours' weights from 1/2"
     sentence = f"The weights of distances 1 to {DISTANCES} fall by factors of {ratios.min():.4f} to {ratios.max():.4f}."
-    why = "It follows from the definition of the weights: a mistake in the code alone could have missed it."
+    why = "It follows from the definition of the weights: only a mistake in the code could violate it."
     return by_construction(decide(sentence, [Comparison(name, worst, S6_TOLERANCE, below=True, unit="")]), why)
 
 

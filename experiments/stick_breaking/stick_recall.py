@@ -1,8 +1,8 @@
 """Stick-breaking: synthetic task: Repeated associative recall.
 
-Models of two layers are trained to answer with the value that a key was given last; keys are assigned repeatedly.
-Stick-breaking, which takes the nearest match first, is better at it than softmax with RoPE. Every model is tried at the same
-learning rates, and shown at the one that is best for it with as many keys."""
+Models of two layers are trained to recall the value that was last assigned to a key; keys are assigned repeatedly.
+Stick-breaking, which takes the nearest match first, is better at it than softmax with RoPE. Every model is trained at the same
+learning rates, and shown at its best one for each number of keys."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 AXES = {"num_keys": int, "peak_lr": float | None}
 ANSWERS = {"correct": "answered correctly", "stale": "answered with an earlier value"}
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
-NAMED = 8  # models of which a note has room for the best learning rates
+NAMED = 8  # most models whose best learning rates fit into a note
 LEARNED = 50.0
-"""Ours, in percent: to name the most frequent value of a sequence answers 3% with many keys, a quarter in the shortest."""
+"""Our choice, in percent: always naming a sequence's most frequent value gets 3% right with many keys, 25% with the fewest."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Sizes of the task and of the small models that are trained on it, whatever the scale's own are. A step has `batch_size`
-    sequences. At such widths N(0, 0.02^2) is so small a beginning that thousands of steps go by before anything is learnt."""
+    """Sizes of the task and of the small models trained on it, independent of the scale's own. A step has `batch_size`
+    sequences. At these widths, weights drawn from N(0, 0.02^2) are so small that nothing is learnt for thousands of steps."""
 
     num_keys: tuple[int, ...] = (8, 16, 32, 64)
     num_assignments: int = 4
@@ -50,14 +50,14 @@ class Grid:
     other_lrs: tuple[float, ...] = ()
 
     def model(self) -> dict[str, Any]:
-        """Return a model's sizes; attention has heads and a beginning besides."""
+        """Return the sizes of any model; attention also has heads and an initialisation."""
         return dict(hidden_size=self.hidden_size, num_layers=self.num_layers, mlp_width=2 * self.hidden_size)
 
     def attention(self) -> dict[str, Any]:
         return dict(**self.model(), num_heads=self.num_heads, initializer_range=self.initializer_range)
 
     def trainings(self, task: RecallTask) -> Iterator[dict[str, Any]]:
-        """Yield how models are trained on a task, as parts of recipes: at each learning rate, of which the first is no axis."""
+        """Yield the parts of recipes that describe training on a task, for each learning rate; the first is not an axis."""
         tokens, label = self.batch_size * task.seq_len, f"{task.num_keys} keys"
         steps = dict(train_tokens=self.num_steps * tokens, warmup_tokens=self.num_steps // 10 * tokens)
         train, axes = dict(seq_len=task.seq_len, batch_tokens=tokens, **steps), dict(num_keys=task.num_keys)
@@ -83,8 +83,8 @@ def runs(scale, seeds):
 
 
 def answers(study: Study) -> pd.DataFrame:
-    """Return one row a sequence, with correct and stale as shares of its queries, and the learning rate of the training.
-    ValueError where nothing is stored."""
+    """Return one row per sequence, with correct and stale as shares of its queries, and the training's learning rate.
+    ValueError if nothing is stored."""
     rows = study.stored("recall", "answers").drop(columns="peak_lr", errors="ignore")
     rates = rows["run_id"].map(lambda run_id: float(study.spec(run_id)["train"]["peak_lr"]))
     shares = {what: rows[f"num_{what}"] / rows["num_queries"] for what in ANSWERS}
@@ -92,7 +92,7 @@ def answers(study: Study) -> pd.DataFrame:
 
 
 def at_best(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep of each model and number of keys the learning rate that answers most over its seeds; of equals the lowest."""
+    """Keep for each model and number of keys the learning rate with the most correct answers; of equals the lowest."""
     means = rows.groupby(["model", "num_keys", "peak_lr"])["correct"].mean()
     best = means.groupby(level=["model", "num_keys"]).idxmax()
     places = pd.MultiIndex.from_frame(rows[["model", "num_keys", "peak_lr"]])
@@ -100,12 +100,12 @@ def at_best(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def answered(study: Study) -> pd.DataFrame:
-    """`answers`, of each model and number of keys at its best learning rate."""
+    """Return `answers` for each model and number of keys at its best learning rate."""
     return at_best(answers(study))
 
 
 def rates_note(rows: pd.DataFrame) -> str:
-    """Say which learning rates were tried, where there were several, and of a few models which were the best."""
+    """Say which learning rates were tried, if several, and which were best if there are only a few models."""
     tried, models, parts = sorted(rows["peak_lr"].unique()), ordered(rows["model"]), []
     if len(tried) < 2:
         return ""
@@ -141,7 +141,7 @@ def draw(study: Study) -> Files:
 
 
 def summary(study: Study) -> Table:
-    """Shares of the queries that were answered, in percent, by model and size."""
+    """Tabulate the percentage of queries answered correctly, or with an earlier value, by model and number of keys."""
     rows = answered(study)
     columns = []
     for size in sorted(rows["num_keys"].unique()):
@@ -161,7 +161,7 @@ def table_note(study: Study, rows: pd.DataFrame) -> str:
 
 
 def s7(study: Study) -> Verdict:
-    """Stick-breaking answers at least as many queries as softmax with RoPE at every size."""
+    """Stick-breaking answers at least as many queries correctly as softmax with RoPE at every number of keys."""
     comparisons, parts, absent, guessing = [], [], [], []
     for num_keys, own in answered(study).groupby("num_keys"):
         stick, softmax = (own[own["model"] == model] for model in (STICK, SOFTMAX))
@@ -183,7 +183,7 @@ def s7(study: Study) -> Verdict:
 
 
 def _accuracy(sign: float, rows) -> Term:
-    """Mean accuracy in percent, paired by sequence: all models are asked the same ones."""
+    """Return the mean accuracy in percent as a term for `contrast`, paired by sequence: all models get the same ones."""
     correct_SN = 100 * rows.pivot_table(index="run_id", columns="sequence", values="correct").to_numpy()
     return Term.of(rows["model"].iloc[0], sign, correct_SN, items="sequences")
 

@@ -1,6 +1,6 @@
 """Stick-breaking: remainder: Remainder term of stick-breaking attention.
 
-Stick-breaking without and with the remainder r times the token's own value; the released models go without it."""
+Stick-breaking without and with the remainder term, r times the token's own value; the released models do not have it."""
 
 import numpy as np
 
@@ -25,13 +25,13 @@ def runs(scale, seeds):
 
 
 def pair(study: Study) -> tuple[LossCurve | None, LossCurve | None]:
-    """Return the curves without and with the term."""
+    """Return the curves without and with the remainder term."""
     curves = {"stick_remainder" in curve.axes: curve for curve in loss_curves(study)}
     return curves.get(False), curves.get(True)
 
 
 def summary(study: Study) -> Table:
-    """Perplexity at the training length and at the end of the evaluation."""
+    """Tabulate the perplexity at the training length and at the evaluation length."""
     stored_curves(study)
     curves, train_len = [curve for curve in pair(study) if curve is not None], study.train_len
     lengths = sorted({train_len, curves[0].length})

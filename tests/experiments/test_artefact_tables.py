@@ -314,7 +314,7 @@ def test_learning_rates_by_held_out_perplexity_if_all_runs_have_it_else_by_train
     assert table.rows["LR 0.002"] == pytest.approx([np.exp(2), np.exp(3)])
     assert table.columns[0].better == "lower" and not any(map(any, table.marks().values())), "one seed"
     assert "bold" not in to_markdown(table).lower(), "what is marked is said only where something is"
-    assert "Best at the edge of what was tried: Transformer (Pro)." in table.note
+    assert "Best at the edge of the grid: Transformer (Pro)." in table.note
     table = table_lr_grid.summary(grid(tmp_path / "b", lambda model, rate: rate < 3e-3))
     assert table.caption == "Learning rates: final training loss (nats)"
     assert table.rows["LR 0.004"] == pytest.approx([4.0, 5.0])
@@ -348,7 +348,7 @@ def test_the_gates_worth_is_the_difference_of_each_pair_and_each_models_best_rat
     alone = synthetic.Store(tmp_path / "b", train_len=64)
     kinds = [("per_token_loss", synthetic.loss_rows(np.full(128, 3.0)))]
     alone.add("gate_worth", "4M tokens", kinds, model="fox_pro", axes={"train_tokens": 4_000_000})
-    with pytest.raises(ValueError, match="no two runs with and without a forget gate are stored"):
+    with pytest.raises(ValueError, match="no pair of runs with and without a forget gate is stored"):
         gate_worth.summary(alone.study("gate_worth"))
 
 
@@ -401,7 +401,7 @@ def test_both_rules_are_told_of_each_model_beside_the_one_trained_without(tmp_pa
         assert [cells[label][f"{key}_tightly"] for key in ("tiles_pruned", "attention", "step")] == pytest.approx([60, 30, 60])
     assert cells["pruned, context 512"]["above"] == pytest.approx(0.5)
     assert cells["unpruned, context 512"]["above"] is None and cells["pruned, context 1024"]["above"] is None
-    assert "What was trained without pruning is pruned by ACP's rule." in table.note and "different" not in table.note
+    assert "Models trained without pruning are pruned by ACP's rule." in table.note and "different" not in table.note
     rows = [
         ("pruning", synthetic.pruning_rows([0.5], context=2048)),
         ("attention_speed", synthetic.speed_rows({"attention": 0.5, "step": 0.8})),

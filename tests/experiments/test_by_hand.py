@@ -229,10 +229,10 @@ BEST, HIGH, LIMIT = ("fox_pro", 2e-3), ("fox_pro", 4e-3), table_lr_grid.UNSTABLE
     ((2.5, 2.4, 2.6), {BEST: 0.0, HIGH: 1.1 * LIMIT}, "FoX (Pro) {high} at 0.004, 0.0% at 0.002 (unstable)."),
     ((2.5, 2.4, 2.6), {BEST: 0.5, HIGH: 0.5}, "FoX (Pro) 50.0% at 0.004, 50.0% at 0.002 (not unstable)."),
     ((2.5, 2.4, 2.6), {BEST: 0.5, HIGH: 0.51}, "FoX (Pro) 51.0% at 0.004, 50.0% at 0.002 (unstable)."),
-    ((2.5, 2.4, 2.6), {BEST: 0.0}, "Training curves are not stored for FoX (Pro) at 0.004: whether these rates were unstable"),
-    ((2.5, 2.4, 2.6), {HIGH: 0.0}, "Training curves are not stored for FoX (Pro) at 0.004: whether these rates were unstable"),
-    ((2.6, 2.5, 2.4), {}, "a better one may lie beyond: FoX (Pro) (highest)."),
-    ((2.4, 2.5, 2.6), {("fox_pro", 1e-3): 0.0, HIGH: 0.0}, "a better one may lie beyond: FoX (Pro) (lowest). Steps"),
+    ((2.5, 2.4, 2.6), {BEST: 0.0}, "Training curves are not stored for FoX (Pro) at 0.004: whether training was unstable"),
+    ((2.5, 2.4, 2.6), {HIGH: 0.0}, "Training curves are not stored for FoX (Pro) at 0.004: whether training was unstable"),
+    ((2.6, 2.5, 2.4), {}, "a better rate may lie beyond it: FoX (Pro) (highest)."),
+    ((2.4, 2.5, 2.6), {("fox_pro", 1e-3): 0.0, HIGH: 0.0}, "a better rate may lie beyond it: FoX (Pro) (lowest). Steps"),
 ])  # fmt: skip
 def test_what_is_said_of_the_rates_of_one_model(monkeypatch, losses, spikes, told):
     curves = {rate: Tried(inside=loss) for rate, loss in zip((1e-3, 2e-3, 4e-3), losses, strict=True)}
@@ -268,11 +268,11 @@ def test_longer_contexts_are_those_of_one_sequence_on_one_gpu_computed_whole(mon
     text = table6_throughput.at_longer_contexts(study)
     assert text == (
         f"Steps of one sequence of 256 tokens at s on G: {title(one)} 3,000, {title(other)} 1,000 tokens/s. "
-        "Of the claim's 1 pairs that were timed at both, 1 are in its order there, 0 at 64 tokens here: "
-        "the order comes with the context, as attention's part of a step does."
+        "Of the claim's 1 pairs that were timed at both lengths, 1 are in the claimed order there, 0 at 64 tokens here: "
+        "the order appears in longer contexts, where attention's share of a step grows."
     )
     found["here"] = {one: {"relative": 2.0}, other: {"relative": 1.0}}
-    assert table6_throughput.at_longer_contexts(study).endswith("1 are in its order there, 1 at 64 tokens here.")
+    assert table6_throughput.at_longer_contexts(study).endswith("1 are in the claimed order there, 1 at 64 tokens here.")
     found["rows"] = [dict(row, seq_len=64) for row in rows]
     assert table6_throughput.at_longer_contexts(study) == "No steps with a longer context are stored."
 

@@ -85,18 +85,19 @@ def test_a_new_line_stands_where_it_is_declared_and_moves_no_other(asked):
     assert [label for label, _ in places(asked)] == ["fox_pro", "mamba2", "transformer_llama", "hgrn2", "delta_net"]
 
 
-def test_what_was_not_met_is_said_with_its_cause(asked, monkeypatch):
+def test_what_was_not_reproduced_is_said_with_its_cause(asked, monkeypatch):
     plan = made(asked, *PAIR)
     found = Collected(FIG2, 2, 1, {"needle-1 of a": math.inf, "per_token_loss-2 of b": 0.25})
     for collected in (found, Collected(FIG2, 2, 3, {})):
         monkeypatch.setattr(execute, "collect", lambda _, collected=collected: collected)
         execute.draw([*plan.drawings.values()], Console(width=200, file=(said := io.StringIO())))
         text = said.getvalue()
-        assert f"{collected.met} stored evaluations were met within rounding, {len(collected.differing)} were not" in text
+        stored = collected.reproduced + len(collected.differing)
+        assert f"{collected.reproduced} of {stored} stored evaluations were reproduced within rounding" in text
         told = (
-            "needle-1 of a: in its texts; what",
+            "needle-1 of a: in its texts; the rows that were stored first",
             "per_token_loss-2 of b: by 2.5e-01 of the largest",
-            "less than 0.01 nats apart",
+            "at most 0.01 nats apart",
         )
         assert [words in text for words in told] == [bool(collected.differing)] * 3
 
@@ -116,15 +117,15 @@ def test_stored_rows_stay_and_a_difference_is_told(asked):
     stored = rows_file(asked.results_dir, "tiny", run.spec.run_id, run.eval_file(run.evals[0]).stem)
     before = stored.read_bytes(), meta_path(stored).read_bytes()
     again = collect(plan.drawings[FIG2])
-    assert again is not None and (again.met, again.differing) == (1, {})
+    assert again is not None and (again.reproduced, again.differing) == (1, {})
     write_loss(run, run.evals[0], 2.006)
     other = collect(plan.drawings[FIG2])
-    assert other is not None and (other.met, other.beyond) == (0, {})
+    assert other is not None and (other.reproduced, other.beyond) == (0, {})
     assert list(other.differing.values()) == [pytest.approx(0.006 / 3)]
     assert (stored.read_bytes(), meta_path(stored).read_bytes()) == before
 
 
-def test_a_curve_of_another_speed_is_met_and_one_of_another_loss_is_not(asked):
+def test_a_curve_of_another_speed_is_reproduced_and_one_of_another_loss_is_not(asked):
     plan = make_plan(replace(asked, artefacts=("appendix_training_curves",), only=("fox_pro",)))
     (run,) = plan.runs.values()
     run.folder.create(run.folder.path, run.spec)
@@ -263,7 +264,7 @@ def contents(folder):
 
 
 def test_a_users_own_run_over_stored_rows_changes_no_file(asked):
-    """Rows that are met, or not, whose training was another start: what is published stays to the byte."""
+    """Rows that are reproduced, or not, whose training was another start: what is published stays to the byte."""
     plan = made(asked, *PAIR, seeds=(0, 1))
     assert not execute.draw([*plan.drawings.values()], Console(file=io.StringIO()))
     before = contents(asked.results_dir)
@@ -275,7 +276,7 @@ def test_a_users_own_run_over_stored_rows_changes_no_file(asked):
         (start,) = run.folder.read_starts()
         run.folder.begin_start({**start, "date": "2026-02-02T00:00:00+00:00", "git_sha": "mine"})
     assert not execute.draw([*plan.drawings.values()], Console(file=(said := io.StringIO())))
-    assert "3 stored evaluations were met within rounding, 1 were not" in said.getvalue()
+    assert "3 of 4 stored evaluations were reproduced within rounding" in said.getvalue()
     assert contents(asked.results_dir) == before
 
 
@@ -294,7 +295,7 @@ def test_another_cpus_timings_are_not_added_and_a_gpus_are(asked):
     before = contents(asked.results_dir)
     other = timed(asked, "Another CPU, 64 cores")
     assert not execute.draw([*other.drawings.values()], Console(file=(said := io.StringIO()), width=200))
-    assert "2 timings of this CPU stay in their run folders: those of another CPU are stored" in said.getvalue()
+    assert "2 timings of this CPU stay in their run folders: timings of another CPU are stored" in said.getvalue()
     assert contents(asked.results_dir) == before
     assert is_collected(other.drawings["table6_throughput"])
     run, wanted = next(iter(other.runs.values())), other.drawings["table6_throughput"].lines[0]

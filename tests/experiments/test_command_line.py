@@ -107,7 +107,7 @@ def test_a_readme_of_others_is_not_written_over(command, tmp_path, monkeypatch, 
     for text in ("# Mine\n", ""):
         readme.write_text(text)
         said = mistake(capsys, [command, FIG2, "--results-dir", ""])
-        assert said.startswith("error: --results-dir .: drawing would write over its README.md; name another folder")
+        assert said.startswith("error: --results-dir .: drawing would overwrite its README.md; name another folder")
         assert list(tmp_path.iterdir()) == [readme] and readme.read_text() == text
 
 
@@ -120,7 +120,7 @@ def test_a_figure_without_rows_is_not_drawn_in_words(tmp_path, capsys):
 def test_the_folder_of_a_run_is_no_checkpoint(tmp_path, capsys):
     (tmp_path / "run" / "export").mkdir(parents=True)
     said = mistake(capsys, ["adopt", str(tmp_path / "run"), "--as", "fox_pro"])
-    assert f"run is the folder of a run: name {tmp_path / 'run' / 'export'}, which holds its model" in said
+    assert f"run is the folder of a run: name {tmp_path / 'run' / 'export'}, which contains its model" in said
 
 
 def test_a_damaged_checkpoint_is_not_adopted(folders, texts, tmp_path, capsys):
@@ -289,4 +289,4 @@ def test_a_plan_writes_what_its_help_says_and_nothing_else(capsys, folders, tmp_
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "writes nothing but file-digests.json in --corpora-dir" in said
+    assert "writes only file-digests.json in --corpora-dir" in said

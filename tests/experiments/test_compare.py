@@ -1,4 +1,4 @@
-"""A user's own numbers beside those that are stored: within rounding on a CPU, within seeds' noise on a GPU, or not met."""
+"""A user's own numbers beside stored ones: within rounding on a CPU, within seeds' noise on a GPU, or not reproduced."""
 
 import io
 import math
@@ -64,12 +64,12 @@ def test_a_stored_loss_that_is_another_is_no_rounding(asked, factor, code):
     edit_commit(run, "fedcba9876543210")
     got, said = drawn(plan)
     assert got == code
-    assert ("less than 0.01 nats apart" in said) == (factor == 1.002)
-    for words in ("1 by more than rounding makes", "nats by commit fedcba9876+ on", "stored, by abc on", "rounding does not"):
+    assert ("at most 0.01 nats apart" in said) == (factor == 1.002)
+    for words in ("1 differ by more than rounding", "nats by commit fedcba9876+ on", "stored, by abc on", "rounding does not"):
         assert (words in said) == (code == 3), words
 
 
-def test_a_training_on_a_cpu_that_ends_elsewhere_is_not_met_and_names_both_commits(asked):
+def test_a_training_on_a_cpu_that_ends_elsewhere_is_not_reproduced_and_names_both_commits(asked):
     drawn(trained(asked, {0: 2.0}, device=CPU))
     again = trained(asked, {0: 2.5}, device=CPU, where="again")
     (run,) = again.runs.values()
@@ -91,7 +91,7 @@ def test_a_training_on_a_cpu_that_amplifies_rounding_is_judged_by_seeds(asked, f
     got, said = drawn(again)
     assert got == code and f"parted training of {run.folder.path.name}: " in said and " stored, by abc on" in said
     assert ("2 of 2 numbers lie in the band" in said) == (code == 0)
-    assert "more than rounding makes" not in said
+    assert "more than rounding" not in said
 
 
 @pytest.mark.parametrize(("loss", "code"), [(2.03, 0), (2.5, 3)])
@@ -105,7 +105,7 @@ def test_a_run_on_a_gpu_ends_with_the_band_of_one_more_seed(asked, loss, code):
         assert got == code
         inside = 2 if code == 0 else 0
         assert f"{inside} of 2 numbers lie in the band that the stored seeds predict for one more" in said
-        assert ("not met" in said) == (code == 3)
+        assert ("not reproduced" in said) == (code == 3)
     command = ["compare", "--runs-dir", str(mine.request.runs_dir), "--results-dir", str(asked.results_dir)]
     assert main(command) == code
 
@@ -121,28 +121,29 @@ def test_the_command_prints_the_band(asked, capsys):
     assert "3 trainings" in said and "inside" in said
 
 
-def test_seeds_that_are_trained_together_have_nothing_to_meet(asked):
+def test_seeds_that_are_trained_together_have_nothing_to_be_compared_with(asked):
     """However far apart they are, and also once all of them are stored."""
     drawn(trained(asked, {3: 2.0, 4: 2.01, 5: 1.99}, device=GPU))
     plan = trained(replace(asked, only=("fox_llama",)), {0: 2.0, 1: 2.5}, device=GPU, where="again")
     for _ in range(2):
         code, said = drawn(plan)
-        assert code == 0 and "0 of 0 numbers lie in the band" in said and "of 4 nothing is stored to compare with" in said
+        assert code == 0 and "0 of 0 numbers lie in the band" in said and "for 4 nothing is stored to compare with" in said
 
 
 def test_noise_that_nobody_knows_is_said(asked):
     drawn(trained(asked, {0: 2.0}, device=GPU))
     shutil.rmtree(asked.runs_dir)
     code, said = drawn(trained(asked, {7: 9.0}, device=GPU, where="again"))
-    assert code == 0 and "0 of 0 numbers" in said and "of 2 the band is not known" in said
+    assert code == 0 and "0 of 0 numbers" in said and "the band of 2 is not known" in said
     code, said = drawn(trained(replace(asked, results_dir=asked.results_dir / "new"), {7: 9.0}, device=GPU, where="again"))
-    assert code == 0 and "of 2 nothing is stored to compare with" in said
+    assert code == 0 and "for 2 nothing is stored to compare with" in said
 
 
 @pytest.mark.parametrize(("values", "outside", "fits", "told"), [
     ([1.9, -1.9], 0, True, "2 of 2 numbers lie in the band"), ([2.1] * 3 + [0.0], 3, True, "by chance 0.2 would lie outside"),
-    ([2.49, 0.0, 0.0, 0.0], 1, True, "none lies further out than that explains"), ([2.51, 0.0, 0.0, 0.0], 1, False, "not met"),
-    ([1.97], 1, False, "not met"), ([-2.49, *[0.0] * 3], 1, True, "by chance"), ([-2.51, *[0.0] * 3], 1, False, "not met"),
+    ([2.49, 0.0, 0.0, 0.0], 1, True, "none lies further out than chance explains"),
+    ([2.51, 0.0, 0.0, 0.0], 1, False, "not reproduced"), ([-2.51, *[0.0] * 3], 1, False, "not reproduced"),
+    ([1.97], 1, False, "not reproduced"), ([-2.49, *[0.0] * 3], 1, True, "by chance"),
     ([], 0, True, "0 of 0 numbers"),
 ])  # fmt: skip
 def test_the_furthest_of_many_numbers_may_lie_further_out(values, outside, fits, told):
@@ -154,7 +155,7 @@ def test_the_furthest_of_many_numbers_may_lie_further_out(values, outside, fits,
     assert print_bands(found, Console(file=said, width=500)) is fits
     assert sum(each.outside for each in found) == outside and told in said.getvalue()
     assert f"{len(values) - outside} of {len(values)} numbers lie in the band" in said.getvalue()
-    assert "of 1 the band is not known" in said.getvalue() and "of 1 nothing is stored" in said.getvalue()
+    assert "the band of 1 is not known" in said.getvalue() and "for 1 nothing is stored" in said.getvalue()
 
 
 def test_two_folders_part_where_their_losses_do(asked, capsys):

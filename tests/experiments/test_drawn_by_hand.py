@@ -253,4 +253,4 @@ def test_a_head_that_loses_nothing_has_a_logarithm(monkeypatch):
     monkeypatch.setattr(cache_eviction, "count_range", lambda *counts, **how: "1")
     monkeypatch.setattr(cache_eviction, "over_seeds", lambda title, columns, values, note: (values, note))
     found, note = cache_eviction.summary(None)
-    assert found["fox_pro"][-1] == pytest.approx(math.log(1e-16)) and ". FoX (LLaMA) is told the text: without" in note
+    assert found["fox_pro"][-1] == pytest.approx(math.log(1e-16)) and ". FoX (LLaMA) knows the whole text: without" in note

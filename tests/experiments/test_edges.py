@@ -138,10 +138,10 @@ def test_claims_have_ids_of_their_own(monkeypatch):
 
 @pytest.mark.parametrize(("recipes", "refused"), [
     ([], None), ([("a", "fox_pro", {}), ("a", "mamba2", {})], None), ([("a", "fox_pro", {"gate": "x"})], None),
-    ([("a", "fox_pro", {"gate": "y"})], "its line 'a' of fox_pro: it has gate = 'y', and the figure knows x, None."),
-    ([("a", "fox_pro", {"gate": "x", "size": "1"})], "it has size = '1', and the figure knows int | None."),
+    ([("a", "fox_pro", {"gate": "y"})], "its line 'a' of fox_pro: it has gate = 'y', but the figure knows x, None."),
+    ([("a", "fox_pro", {"gate": "x", "size": "1"})], "it has size = '1', but the figure knows int | None."),
     ([("a", "fox_pro", {"size": 1})], None), ([("a", "fox_pro", {"needed": None})], None),
-    ([("a", "fox_pro", {"other": 1})], "it has other = 1, and the figure knows no such axis."),
+    ([("a", "fox_pro", {"other": 1})], "it has other = 1, but the figure knows no such axis."),
     ([("a", "fox_pro", {}), ("b", "fox_pro", {})], "line 'b' of fox_pro: 'a' has the same axes. Give it others in runs in"),
     ([("a", "fox_pro", {}), ("a", "fox_pro", {"size": 1})], "s has several lines 'a' of fox_pro. Name each its own way"),
 ])  # fmt: skip
@@ -160,7 +160,7 @@ def test_lines_that_a_figure_can_draw_and_tell_apart(recipes, refused):
 
 def test_an_axis_without_none_is_one_that_every_line_has():
     own = artefact.Artefact("s", "fox", "t", "p", "w", *[None] * 4, axes={"gate": ("x",)})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="it has no gate, and the figure knows x"):
+    with pytest.raises(ValueError, match="it has no gate, but the figure knows x"):
         own.check([PLAIN])
 
 
@@ -190,8 +190,8 @@ def test_a_line_without_finished_evaluations_keeps_nothing(monkeypatch, tmp_path
 def test_rows_are_kept_by_the_training_that_they_are_of(
     monkeypatch, tmp_path, how, far, weights, stored, draw_these, kept, here, recorded
 ):
-    """Those of a run's first training by no name, others by their weights, and what rounding alone tells apart beside what is
-    met; where weights are not known, only what can be compared."""
+    """Those of a run's first training by no name, others by their weights, and what rounding alone tells apart beside what it
+    is compared with; where weights are not known, only what can be compared."""
     spec, collected = spec_of(tmp_path, draw_these=draw_these), collect.Collected("s")
     folder = SimpleNamespace(
         evaluation_fault=lambda eval_id: None, weights=weights, path=tmp_path / "run", record=lambda: "record"
@@ -215,7 +215,7 @@ def test_rows_are_kept_by_the_training_that_they_are_of(
 
 
 @pytest.mark.parametrize(("eval_id", "difference", "far", "told"), [
-    ("k-1", None, "", {}), ("k-1", 0.0, "", {"met": 1}), ("k-1", 1e-4, "", {"met": 1}),
+    ("k-1", None, "", {}), ("k-1", 0.0, "", {"reproduced": 1}), ("k-1", 1e-4, "", {"reproduced": 1}),
     ("k-1", 2e-4, "", {"differing": {"k-1 of a": 2e-4}}), ("k-1", 2e-4, "far", {"beyond": {"k-1 of a": "far"}}),
     ("throughput-1", 9.0, "far", {}), ("attention_speed-1", 9.0, "", {}),
 ])  # fmt: skip
@@ -399,7 +399,7 @@ def test_pages_are_written_where_they_change(tmp_path):
     assert [pages.words(count) for count in (0, 12, 13, 1200)] == ["no", "twelve", "13", "1,200"]
     assert pages.millions(1_234_567) == "1.23M"
     assert pages.when("so", True) == "so"
-    with pytest.raises(ValueError, match="the rows do not bear out 'so': write that sentence of the template anew"):
+    with pytest.raises(ValueError, match="the rows do not support 'so': rewrite that sentence of the template"):
         pages.when("so", False)
 
 
@@ -452,7 +452,7 @@ def test_folders_that_are_compared(monkeypatch, tmp_path):
     """Those that are named, or all of a scale that hold a run."""
     monkeypatch.setattr(command.compare, "compare", lambda folders, results, console, named: (folders, named))
     asked = command.Compare(runs_dir=tmp_path, results_dir=tmp_path)
-    with pytest.raises(ValueError, match=f"{tmp_path}/tiny holds no runs: `run` makes some, or name run folders"):
+    with pytest.raises(ValueError, match=f"{tmp_path}/tiny holds no runs: make some with `run`, or name run folders"):
         asked.run(Console(quiet=True))
     for name in ("b", "a", "plans"):
         (tmp_path / "tiny" / name).mkdir(parents=True)

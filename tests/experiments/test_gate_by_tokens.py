@@ -212,7 +212,7 @@ def test_a_study_without_a_pair_is_refused(tmp_path):
     for model, length in (("fox_pro", 128), ("transformer_pro", 63)):  # one of them not to the end of the training context
         rows = [("per_token_loss", synthetic.loss_rows(np.full(length, 3.0)))]
         store.add("gate_by_tokens", "4M tokens", rows, model=model, name=model, axes={"train_tokens": 4_000_000})
-    with pytest.raises(ValueError, match="no two runs with and without a forget gate are stored"):
+    with pytest.raises(ValueError, match="no pair of runs with and without a forget gate is stored"):
         gate_by_tokens.summary(store.study("gate_by_tokens"))
 
 

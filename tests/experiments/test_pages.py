@@ -121,7 +121,7 @@ def test_a_row_that_changes_changes_the_page_or_stops_words_that_it_contradicts(
 
     change_losses(results_dir, "transformer_pro", -0.5)
     (why,) = pages.write_pages(results_dir).values()
-    assert "the rows do not bear out '" in why and page.read_text() == after
+    assert "the rows do not support '" in why and page.read_text() == after
 
 
 def test_render_writes_the_pages_of_its_folder_and_goes_on_past_one_that_is_not_true(tmp_path, capsys):
@@ -135,7 +135,7 @@ def test_render_writes_the_pages_of_its_folder_and_goes_on_past_one_that_is_not_
     assert render_all([], "tiny", tmp_path, Console(file=io.StringIO())) == []
     assert (tmp_path / "tiny" / "README.md").read_text() == "Best.\n"
     said = capsys.readouterr().err
-    assert f"note: {tmp_path / 'tiny' / 'README.md'} stays as it was: ValueError: the rows do not bear out 'Best'" in said
+    assert f"note: {tmp_path / 'tiny' / 'README.md'} is left unchanged: ValueError: the rows do not support 'Best'" in said
 
 
 def test_another_results_folder_leaves_the_checkouts_pages_alone(tmp_path):

@@ -117,7 +117,7 @@ def test_an_artefact_of_which_no_line_is_asked_for_is_named(asked, artefacts, id
     plan = make_plan(replace(asked, artefacts=artefacts, line=("mamba2",)))
     assert plan.idle == idle and {run.spec.name for run in plan.runs.values()} == {"mamba2"}
     print_plan(plan, 0.4, Console(file=(shown := io.StringIO()), width=200))
-    said = "nothing is asked for of fig5_tokens_and_lr: no line of theirs is such"
+    said = "skipped fig5_tokens_and_lr: none of their lines matches the request"
     assert (said in shown.getvalue()) is bool(idle)
 
 
@@ -128,7 +128,7 @@ def test_a_text_that_nothing_reads_is_named(asked, artefacts, flags):
     plan = make_plan(replace(asked, artefacts=artefacts, tokenizer="bytes", only=("fox_pro", "stick_breaking")))
     assert plan.unread == flags
     print_plan(plan, 0.4, Console(file=(shown := io.StringIO()), width=200))
-    said = "nothing reads --data, --tokenizer: every run here makes its own sequences"
+    said = "ignored --data, --tokenizer: every run here generates its own sequences"
     assert (said in shown.getvalue()) is bool(flags)
 
 
@@ -262,11 +262,11 @@ def test_what_can_be_known_is_refused_before_the_first_task(asked):
         make_plan(replace(asked, seeds=(0, 0)))
     with pytest.raises(ValueError, match="no such figure or table"):
         chosen(["fig99"])
-    with pytest.raises(ValueError, match=r"--only mamba2: no line of fig3_forget_gates is such"):
+    with pytest.raises(ValueError, match=r"--only mamba2: no line of fig3_forget_gates matches"):
         make_plan(replace(asked, artefacts=("fig3_forget_gates",), only=("mamba2",)))
-    with pytest.raises(ValueError, match=r"--line 'LR 0.004': no line of table_lr_grid is called so; .* fox_pro, LR 0.008;"):
+    with pytest.raises(ValueError, match=r"--line 'LR 0.004': no line of table_lr_grid has this label; .* fox_pro, LR 0.008;"):
         make_plan(replace(asked, artefacts=("table_lr_grid",), line=("*, LR 0.004", "LR 0.004")))
-    with pytest.raises(ValueError, match=r"--only mamba2 --line 'hgrn2, \*': no line of table_lr_grid is such"):
+    with pytest.raises(ValueError, match=r"--only mamba2 --line 'hgrn2, \*': no line of table_lr_grid matches"):
         make_plan(replace(asked, artefacts=("table_lr_grid",), only=("mamba2",), line=("hgrn2, *",)))
 
 
@@ -401,7 +401,7 @@ def test_models_besides_recall_in_the_sizes_of_recalls_own(asked):
 
 
 def test_a_judge_that_nothing_asks_is_refused(asked):
-    with pytest.raises(ValueError, match=r"^--judge-model: nothing that fig2_per_token_loss needs at tiny reads it\.$"):
+    with pytest.raises(ValueError, match=r"^--judge-model: no evaluation that fig2_per_token_loss needs at tiny reads it\.$"):
         make_plan(replace(asked, artefacts=("fig2_per_token_loss",), judge_model="gpt"))
 
 
@@ -412,10 +412,10 @@ def test_a_judges_address_without_a_model_is_refused_with_the_option_that_reads_
     assert make_plan(replace(only, artefacts=("fig4_needle",), user_data=url, judge_model="m")).runs
     two = replace(only, artefacts=("fig2_per_token_loss", "fig3_forget_gates"))
     with pytest.raises(
-        ValueError, match=r"^--judge-url: nothing that fig2_per_token_loss, fig3_forget_gates need at tiny reads it"
+        ValueError, match=r"^--judge-url: no evaluation that fig2_per_token_loss, fig3_forget_gates need at tiny reads it"
     ):
         make_plan(replace(two, user_data=url))
-    with pytest.raises(ValueError, match=r"^--judge-url, --judge-model: nothing that .* need at tiny reads them\.$"):
+    with pytest.raises(ValueError, match=r"^--judge-url, --judge-model: no evaluation that .* need at tiny reads them\.$"):
         make_plan(replace(two, user_data=url, judge_model="m"))
 
 
@@ -437,7 +437,7 @@ def test_a_new_scale_is_told_every_table_that_lacks_it(asked, monkeypatch):
     with pytest.raises(ValueError, match="ABLATIONS has nothing") as told:
         make_plan(replace(asked, artefacts=stems, scale="new"))
     first, others = str(told.value).split(" The same holds for ")
-    assert first == 'experiments/scales.py: ABLATIONS has nothing for scale new; add ("new",) and its own there.'
+    assert first == 'experiments/scales.py: ABLATIONS has nothing for scale new; add ("new",) with its values there.'
     assert others == "experiments/stick_breaking/stick_recall.py: SIZES, experiments/beyond/ruler.py: SIZES."
 
 
@@ -479,11 +479,11 @@ def test_a_rate_beyond_the_grid_is_tried_by_those_best_at_its_edge_and_by_recurr
     ("more", "said"),
     [
         ([(dict(gate="shared"), "shared")],
-         r"fig7_gate_types cannot draw its line 'shared' of fox_pro: it has gate = 'shared', and the figure knows full, "
-         r"bias_only, fixed\. Teach AXES and draw in experiments/fox/fig7_gate_types\.py what it is"),
-        ([({}, "plain")], r"line 'plain' of fox_pro: it has no gate, and the figure knows full"),
-        ([(dict(gate="fixed", longest="4"), "text")], r"it has longest = '4', and the figure knows int \| None"),
-        ([(dict(gate="full", colour="red"), "red")], r"it has colour = 'red', and the figure knows no such axis"),
+         r"fig7_gate_types cannot draw its line 'shared' of fox_pro: it has gate = 'shared', but the figure knows full, "
+         r"bias_only, fixed\. Add it to AXES and draw in experiments/fox/fig7_gate_types\.py, or leave"),
+        ([({}, "plain")], r"line 'plain' of fox_pro: it has no gate, but the figure knows full"),
+        ([(dict(gate="fixed", longest="4"), "text")], r"it has longest = '4', but the figure knows int \| None"),
+        ([(dict(gate="full", colour="red"), "red")], r"it has colour = 'red', but the figure knows no such axis"),
         ([(dict(gate="full"), "the same")], r"line 'the same' of fox_pro: 'data-dependent' has the same axes"),
         ([(dict(gate="fixed", longest=7), "fixed, T_max 4")], r"has several lines 'fixed, T_max 4' of fox_pro"),
     ],
@@ -528,7 +528,7 @@ def test_a_figure_without_one_of_its_parts_is_named(monkeypatch):
 def test_a_figure_that_does_not_say_whose_it_is_or_what_it_shows_is_named(monkeypatch, text):
     monkeypatch.setattr(fig7_gate_types, "__doc__", text)
     with pytest.raises(
-        ValueError, match=r"fig7_gate_types\.py: its docstring is not PAPER: TITLE\. and, a line below, what it"
+        ValueError, match=r"fig7_gate_types\.py: its docstring is not `PAPER: TITLE\.`, an empty line, and what it"
     ):
         _read("fox", "fig7_gate_types")
     monkeypatch.setattr(fig7_gate_types, "__doc__", "FoX: Figure 7: Gates.\n\nThe\ngates.")
@@ -549,7 +549,8 @@ def test_a_unique_beginning_of_a_name_is_enough_and_a_wrong_name_says_what_was_m
     assert list(chosen(["fig2", "table_lr"])) == ["fig2_per_token_loss", "table_lr_grid"]
     assert set(chosen(["all"])) == set(artefacts()) and set(chosen([])) == set(MAIN)
     for name, said in (
-        ("table", "several figures and tables begin so: .*table1_lm_eval"), ("figure2", r"did you mean fig2_per_token_loss\?"),
+        ("table", "several figures and tables begin with it: .*table1_lm_eval"),
+        ("figure2", r"did you mean fig2_per_token_loss\?"),
         ("throughput", r"did you mean table6_throughput\?"), ("zzz", "no such figure or table; choose from fig1_arch"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{name}: .*{said}"):

@@ -258,8 +258,8 @@ def test_a_dash_stands_where_nothing_was_measured_and_the_note_says_of_whom(tmp_
     }  # fmt: skip
     missing = "context_use 4, fig4_needle 4, mqar 4, table6_throughput 4, generation 4, last_words 2"
     assert (
-        f"of how many models: {missing}." in table.note
-        and "Of fewer seeds: Transformer (Pro), last words (%), 2." in table.note
+        f"(a dash or no column): {missing}." in table.note
+        and "With fewer seeds: Transformer (Pro), last words (%), 2." in table.note
     )
     own = one_of(told(store), "Not known")
     assert own == (

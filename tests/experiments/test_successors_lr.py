@@ -42,7 +42,7 @@ def test_the_table_has_every_loss_the_best_rate_and_the_distance_at_it(tmp_path)
     losses = {"fox_pro": {0.004: 3.0, 0.008: 3.2}, "mamba3": {0.004: 3.5, 0.008: 3.1}, "path_fox": {0.004: 3.4}}
     table = successors_lr.summary(study(tmp_path, losses))
     assert [column.key for column in table.columns] == ["lr_0.004", "lr_0.008", "best", "behind"]
-    assert "Trained on 0.262M tokens; the figure of FoX among its successors is of 1.02M" in table.note
+    assert "Trained on 0.262M tokens; the figure of FoX among its successors has 1.02M" in table.note
     expected = {"FoX (Pro)": [3.0, 3.2, 0.004, None], "PaTH-FoX": [3.4, None, 0.004, 0.4], "Mamba-3": [3.5, 3.1, 0.008, 0.1]}
     assert table.rows.keys() == expected.keys()
     for label, cells in expected.items():

@@ -1,5 +1,5 @@
 """Nothing that a plan becomes, and nothing that is said of it, changes unnoticed: tasks, costs, ancestries and reports of what
-was met are written down for made-up runs. What is new need not be there yet."""
+was reproduced are written down for made-up runs. What is new need not be there yet."""
 
 import io
 import itertools
@@ -144,17 +144,17 @@ def partings() -> Iterator[str]:
 
 
 def reports() -> Iterator[str]:
-    """Words on what was met of what is stored."""
-    for differing, beyond, left, beside, met in (
+    """Words on what was reproduced of what is stored."""
+    for differing, beyond, left, beside, reproduced in (
         ({}, {}, [], [], 0), ({}, {}, [], [], 3), ({"a": 0.5, "b": math.inf, "c": 1e-3}, {}, ["x", "y", "x"], [], 2),
         ({}, {"d": "far"}, [], ["one", "two", "one"], 0), ({str(n): n / 10 for n in range(9)}, {"d": "far"}, ["x"],
         list("abcdefg"), 1),
         ({}, {}, [], list("abcde"), 1),
     ):  # fmt: skip
         console, out = said()
-        first = Collected("s", 2, met, differing, beyond, left_out=left, beside=beside)
-        both = [first, Collected("t", 1, met, left_out=["x"] if left else [])]
-        yield f"all met: {execute._say_what_was_met(both, {}, console)}"
+        first = Collected("s", 2, reproduced, differing, beyond, left_out=left, beside=beside)
+        both = [first, Collected("t", 1, reproduced, left_out=["x"] if left else [])]
+        yield f"all reproduced: {execute._report_reproduced(both, {}, console)}"
         yield from out.getvalue().splitlines()
 
 
@@ -230,12 +230,12 @@ def test_all_that_a_plan_becomes_is_the_same_that_is_written_down(stated, tmp_pa
     assert not gone, f"where that is meant: cp {tmp_path}/{WRITTEN.name} {WRITTEN}"
 
 
-@pytest.mark.parametrize(("collected", "broken", "fits", "met", "code"), [
+@pytest.mark.parametrize(("collected", "broken", "fits", "reproduced", "code"), [
     ([None, None], [], True, True, 2), ([1, None], [], True, True, 0), ([1, 2], ["x"], True, True, 1),
     ([1], [], False, True, 3),
     ([1], [], True, False, 3), ([1], ["x"], False, False, 1),
 ])  # fmt: skip
-def test_how_drawing_ends(monkeypatch, tmp_path, collected, broken, fits, met, code):
+def test_how_drawing_ends(monkeypatch, tmp_path, collected, broken, fits, reproduced, code):
     specs = [SimpleNamespace(stem=f"s{n}", scale="tiny", results_dir=tmp_path, lines=()) for n in range(len(collected))]
     answers, drawn = iter(collected), []
     monkeypatch.setattr(execute, "collect", lambda spec: None if (each := next(answers)) is None else Collected(f"s{each}"))
@@ -244,7 +244,7 @@ def test_how_drawing_ends(monkeypatch, tmp_path, collected, broken, fits, met, c
         execute, "by_seeds", lambda runs, parted, folder: [compare.Compared("run", "loss-1", "mean", 2.0, None)]
     )
     monkeypatch.setattr(execute, "print_bands", lambda found, console, whole: fits)
-    monkeypatch.setattr(execute, "_say_what_was_met", lambda found, alone, console: met)
+    monkeypatch.setattr(execute, "_report_reproduced", lambda found, alone, console: reproduced)
     assert execute.draw(specs, Console(quiet=True)) == code
     stems = [f"s{each}" for each in collected if each is not None]
     assert drawn == ([(stems, "tiny", tmp_path)] if stems else [])
@@ -262,7 +262,7 @@ def test_what_is_evaluated_comes_before_what_is_trained_and_the_most_work_first(
     assert kinds == sorted(kinds, key="train".__eq__) and kinds[0] == "prepare" and "draw" not in kinds
     assert all(one >= two for (a, one), (b, two) in itertools.pairwise(zip(kinds, work, strict=True)) if a == b != "prepare")
     assert (
-        f"2 of {len(kinds)} tasks failed or could not start; the same command tries them again, once what they say is mended"
+        f"2 of {len(kinds)} tasks failed or could not start; fix the errors above, then repeat the command to try them again"
         in out.getvalue()
     )
     assert all(run.spec_file(spec).is_file() for run in plan.runs.values() for spec in run.missing_evals)

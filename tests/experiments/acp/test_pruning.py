@@ -173,7 +173,7 @@ def test_the_look_into_a3_tells_a_cost_per_call_from_a_cost_per_tile(tmp_path):
     per_call = time_and_tiles(timed(tmp_path / "a", (0.25, 0.25, 0.2), (0.75, 0.3, 0.205)))  # 5 ms on top
     assert "4k 0.25 and 0.75, 8k 0.25 and 0.30, 16k 0.20 and 0.20" in per_call
     assert "5.0, 5.0, 5.0 ms, while attention's work grows 100.0 times" in per_call
-    assert "time follows the tiles but for what looks like a cost per call, which is too much at 4k." in per_call
+    assert "time follows the tiles apart from what looks like a constant cost per call, which is too large at 4k." in per_call
     assert per_call.endswith("At 16k more is skipped than the claim allows for.")
     per_tile = time_and_tiles(timed(tmp_path / "b", (0.4, 0.4, 0.4), (0.75, 0.75, 0.75)))
     assert "time does not follow the tiles" in per_tile and "more is skipped" not in per_tile
@@ -186,6 +186,6 @@ def test_the_look_into_a4_sets_what_attention_saves_beside_the_steps_gain(tmp_pa
     whole, attention = (40.0, 40.0, 80.0), (0.5, 0.5, 0.1)
     text = share_of_the_step(timed(tmp_path / "a", (0.3,) * 3, attention, whole, {0: (100, 80), 1: (100, 60), 2: (100, 28)}))
     assert "4k 40%, 1.25 to 1.39, 1.25, 1.25; 8k 40%, 1.25 to 1.39, 1.25, 1.67; 16k 80%, 1.67 to 2.27, 3.57, 3.57." in text
-    assert "What attention saves explains it except at 8k. At 16k attention is so large a share that 1.4 is passed." in text
+    assert "Attention's savings explain it except at 8k. At 16k attention's share is so large that 1.4 is exceeded." in text
     text = share_of_the_step(timed(tmp_path / "b", (0.3,) * 3, (0.5,) * 3, whole, dict.fromkeys(range(3), (100, 100))))
-    assert text.endswith("What attention saves does not explain the throughput.")
+    assert text.endswith("Attention's savings do not explain the throughput.")

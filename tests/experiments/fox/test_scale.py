@@ -62,7 +62,7 @@ def test_the_look_into_c24_says_what_more_tokens_do_beyond(tmp_path):
     )
     assert "which rises with tokens" in said("b", (1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.5))
     assert "which does not clearly change" in said("c", (1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.2))
-    assert said("d", (1_000_000, 3.0, 3.2)).startswith("Cannot be told")
+    assert said("d", (1_000_000, 3.0, 3.2)).startswith("Unknown: at no rate")
     easy = with_more_tokens(tokens_study(tmp_path / "e", [(1_000_000, 3.0, 3.2), (2_000_000, 2.9, 3.1)], recall=(3.0, 9.0)))
     assert " Easy needles beyond it change by +1.7" in easy and "Easy" not in text
 
@@ -184,15 +184,16 @@ def test_c31_needs_rates_on_both_sides_and_sees_noise(tmp_path):
 
 def test_the_look_into_c31_says_where_best_rates_lie_and_whether_high_ones_were_unstable(tmp_path):
     text = rates_tried(tried(tmp_path / "a", TABLE_5, spiky={("fox_llama", 4e-3)}))
-    assert "FoX (Pro) at 0.002 of 0.00025 to 0.004; Transformer (Pro) at 0.001" in text and "At the edge" not in text
+    assert "FoX (Pro) at 0.002 of 0.00025 to 0.004; Transformer (Pro) at 0.001" in text and "at the edge" not in text
     assert "FoX (LLaMA) 9.4% at 0.004, 0.0% at 0.001 (unstable)" in text
     assert "FoX (Pro) 0.0% at 0.004, 0.0% at 0.002 (not unstable)" in text
     text = rates_tried(tried(tmp_path / "b", TABLE_5 | {"fox_pro": 4e-3, "fox_llama": 2.5e-4}))
     assert (
-        "(cannot be told from" not in text and "a better one may lie beyond: FoX (Pro) (highest), FoX (LLaMA) (lowest)." in text
+        "(cannot be told from" not in text
+        and "a better rate may lie beyond it: FoX (Pro) (highest), FoX (LLaMA) (lowest)." in text
     )
     unknown = "Transformer (Pro) at 0.004, FoX (LLaMA) at 0.004, Transformer (LLaMA) at 0.004"
-    assert f"not stored for {unknown}: whether these rates were unstable cannot be told" in text
+    assert f"not stored for {unknown}: whether training was unstable there is unknown" in text
     assert "(cannot be told from 0" in rates_tried(tried(tmp_path / "c", TABLE_5, noise=2.0))
 
 

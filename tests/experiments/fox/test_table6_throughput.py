@@ -79,6 +79,6 @@ def test_the_look_at_longer_contexts_counts_pairs_timed_at_both(tmp_path, monkey
     text = at_longer_contexts(study)
     assert text.startswith("Steps of one sequence of 64k tokens at 760m-48b on GPU: HGRN2 5,000, Mamba-2 4,000, ")
     assert "FoX (LLaMA) 2,000 tokens/s" in text
-    assert "Of the claim's 2 pairs that were timed at both, 2 are in its order there, 2 at 16k tokens here." in text
+    assert "2 pairs that were timed at both lengths, 2 are in the claimed order there, 2 at 16k tokens here." in text
     slow = timed(tmp_path, {"mamba2": {"speed": 9_000.0}}, models=("delta_net", "mamba2", "transformer_llama", "fox_llama"))
-    assert "2 are in its order there, 1 at 16k tokens here: the order comes with the context" in at_longer_contexts(slow)
+    assert "2 are in the claimed order there, 1 at 16k tokens here: the order appears in" in at_longer_contexts(slow)
