@@ -186,7 +186,7 @@ def _looks(missed: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[S
                 try:
                     sentence = look(section.study)
                 except ValueError as error:
-                    sentence = f"Cannot be told: {error}."
+                    sentence = f"Unknown: {error}."
                 found.append((section, sentence, asked))
     return sorted(found, key=lambda each: ids.index(each[2][0]))
 

@@ -101,7 +101,7 @@ def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
         return []
     values = read_sealed(path, REMEDY)
     if (values.get("stem"), values.get("scale")) != (stem, scale):
-        raise ValueError(f"{path} was put here from elsewhere: it is {values.get('stem')} at {values.get('scale')}; {REMEDY}")
+        raise ValueError(f"{path} does not belong here: it is {values.get('stem')} at {values.get('scale')}; {REMEDY}")
     try:
         return _LINES.validate_json(json.dumps(values.get("lines")))
     except ValidationError:

@@ -40,7 +40,7 @@ def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | Non
     for path in _adopted(runs_dir, recipe):
         spec = RunFolder.open(path.parent).read_spec()
         if spec.weights is None:
-            raise ValueError(f"{path} was put here from elsewhere: run {spec.run_id} was not adopted; delete the file.")
+            raise ValueError(f"{path} does not belong here: run {spec.run_id} was not adopted; delete the file.")
         found.append(spec)
     if len(found) > 1:
         names = ", ".join(spec.folder_name for spec in found)

@@ -120,7 +120,7 @@ def read_evaluation(path: Path, run_id: str) -> tuple[pd.DataFrame, Meta]:
     rows, meta = read_rows(path, META, run_id=run_id)
     own = [rows_file(path.parents[3], meta["scale"], run_id, meta["eval_id"], each or "") for each in ("", meta.get("weights"))]
     if path not in own:
-        raise ValueError(f"{path} was put here from elsewhere: its rows belong to {own[0]}; {REMEDY}")
+        raise ValueError(f"{path} does not belong here: its rows belong to {own[0]}; {REMEDY}")
     return rows, meta
 
 
@@ -135,7 +135,7 @@ def _read_pair(path: Path, types: dict[str, type], owner: dict[str, str] | None 
         raise ValueError(f"{path}: truncated or changed since {meta_path(path).name} was written; {REMEDY}")
     for name, value in (owner or {}).items():
         if meta.get(name) != value:
-            raise ValueError(f"{path} was put here from elsewhere: its {name} is {meta.get(name)}, not {value}; {REMEDY}")
+            raise ValueError(f"{path} does not belong here: its {name} is {meta.get(name)}, not {value}; {REMEDY}")
     return body, meta
 
 
@@ -262,7 +262,7 @@ def read_run(path: Path) -> dict[str, Any]:
     remedy = "restore it from version control, or delete it and run an experiment that draws this run"
     values = read_sealed(path, remedy, RECORD)
     if (values["run_id"], values["scale"]) != (path.stem, path.parent.parent.name):
-        raise ValueError(f"{path} was put here from elsewhere: it is run {values['run_id']} of {values['scale']}; {remedy}")
+        raise ValueError(f"{path} does not belong here: it is run {values['run_id']} of {values['scale']}; {remedy}")
     for listed in (values["starts"], values.get("trainings", [])):
         if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
             raise ValueError(f"{path} is of another version: {remedy}")

@@ -33,7 +33,7 @@ def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
         sealed = read_sealed(folder / MANIFEST, "")
         for name, value in facts.items():
             if sealed.get(name, value) != value:
-                return f"it was put here from elsewhere: its {name} is {sealed[name]}, not {value}"
+                return f"it does not belong here: its {name} is {sealed[name]}, not {value}"
         return next(filter(None, (_fault(folder / name, entry, digests) for name, entry in sealed["files"].items())), None)
     except UNREADABLE:
         return f"{MANIFEST} is missing, truncated, altered or of another version"

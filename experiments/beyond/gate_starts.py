@@ -66,8 +66,8 @@ class Started:
         return last_words.compare("right", (1.0, self.words), (-1.0, self.paper.words))
 
 
-def _started(study: Study) -> list[Started]:
-    """Return what is stored, by model and start; the paper's start first."""
+def by_start(study: Study) -> dict[Key, Started]:
+    """Return what is stored by model and start, the paper's start first."""
     curves = {_key(curve): curve for curve in loss_curves(study)}
     words = {_key(each): each for each in last_words.by_line(study)}
     found: dict[Key, Started] = {}
@@ -75,7 +75,7 @@ def _started(study: Study) -> list[Started]:
         if (model, start) in curves:
             name, paper = f"{style_of(model).label}, {STARTS[start]}", found.get((model, None))
             found[model, start] = Started(name, curves[model, start], words.get((model, start)), paper)
-    return [*found.values()]
+    return found
 
 
 def summary(study: Study) -> Table:
@@ -89,7 +89,7 @@ def summary(study: Study) -> Table:
         Column("more_right", "more than with the paper's start (points)", 1, style="signed"),
     ]
     cells: dict[str, list[Cell]] = {}
-    for each in _started(study):
+    for each in by_start(study).values():
         right = last_words.compare("right", (1.0, each.words)) if each.words else None
         curve, beyond = each.curve, each.above(each.curve.train_len + 1, each.curve.length)
         cells[each.name] = [curve.log_p(curve.train_len), each.above(), beyond, right, each.more_right]
@@ -100,7 +100,7 @@ def summary(study: Study) -> Table:
 def findings(study: Study) -> list[str]:
     """Say for each model and start how loss and last words differ from those with the paper's start."""
     told = []
-    for each in _started(study):
+    for each in by_start(study).values():
         if (loss := each.above()) is None:
             continue
         said = in_words(loss, "lower loss than", "higher loss than", "within noise the same loss as")

@@ -88,8 +88,8 @@ def test_sources_are_of_as_many_documents_as_were_read(documents, found, tmp_pat
 
 
 @pytest.mark.parametrize(("values", "told"), [
-    ({"stem": "other"}, "put here from elsewhere: it is other at tiny; restore it"),
-    ({"scale": "mini"}, "put here from elsewhere: it is fig at mini; restore it"),
+    ({"stem": "other"}, "does not belong here: it is other at tiny; restore it"),
+    ({"scale": "mini"}, "does not belong here: it is fig at mini; restore it"),
     ({"stem": None, "scale": None}, "it is None at None"), ({"lines": [{"label": "a"}]}, "is of another version: restore it"),
     ({"lines": None}, "is of another version"), ({"lines": {"label": "a"}}, "is of another version"),
 ])  # fmt: skip

@@ -217,7 +217,7 @@ def test_a_failing_claim_that_nobody_looked_into_says_so(tmp_path, monkeypatch):
         raise ValueError("nothing there")
 
     looked_into(monkeypatch, "fig7_gate_types", {"C26b": fault})
-    assert "Cannot be told: nothing there." in row_of("c")[0]
+    assert "Unknown: nothing there." in row_of("c")[0]
 
 
 @LOOKS_AT_NO_PICTURE

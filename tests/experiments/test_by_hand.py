@@ -288,7 +288,7 @@ def test_sources_are_of_every_document_that_words_are_from(monkeypatch):
     group = [(SimpleNamespace(model="fox_pro"), rows, {})]
     monkeypatch.setattr(last_words, "Words", lambda **parts: parts)
     study = SimpleNamespace(by_series=lambda kind, what: [group], measured=lambda line, meta, count: asked.append(count) or {})
-    found = last_words.last_words(study)["fox_pro"]
+    (found,) = last_words.by_line(study)
     assert asked == [6] and found["documents_I"].tolist() == [0, 2, 5]
 
 
@@ -320,10 +320,11 @@ def test_models_are_in_the_order_of_the_paper(monkeypatch):
     spec = {"model": {"num_layers": 1, "hidden_size": 8, "head_dim": 4},
             "train": dict.fromkeys(("peak_lr", "train_tokens", "batch_tokens", "warmup_tokens"), 1)}  # fmt: skip
     study = SimpleNamespace(evaluations=lambda kind, what: lines, by_series=lambda kind, what: [[each] for each in lines],
-                            spec=lambda run_id: spec, train_len=64, measured=lambda *given: {})  # fmt: skip
+                            spec=lambda run_id: spec, train_len=64,
+                            measured=lambda line, meta, count: dict(model=line.model))  # fmt: skip
     monkeypatch.setattr(table4_settings, "about", lambda study, corpus: "")
     monkeypatch.setattr(cache_eviction, "_remaining", lambda study, group: group)
-    monkeypatch.setattr(last_words, "Words", lambda **parts: parts)
+    monkeypatch.setattr(last_words, "Words", SimpleNamespace)
     found = (table4_settings.summary(study).rows, fig1_architecture.parts_of(study), cache_eviction.remaining(study),
              last_words.last_words(study))  # fmt: skip
     assert [list(each) for each in found] == [labels[::-1]] * 4

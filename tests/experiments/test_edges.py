@@ -83,7 +83,7 @@ def test_an_adopted_run_stands_for_the_unchanged_recipe_of_its_name(monkeypatch,
 @pytest.mark.parametrize(("own", "asked", "weights", "count", "refused"), [
     ("f", "f", "w", 1, None), ("f", "absent", "w", 1, None), ("absent", "f", "w", 1, None),
     ("f", "g", "w", 1, "fox_pro-0 was adopted for another corpus (text, f; this is g): adopt it for this one into another"),
-    ("f", "f", None, 1, "was put here from elsewhere: run 0 was not adopted; delete the file."),
+    ("f", "f", None, 1, "does not belong here: run 0 was not adopted; delete the file."),
     ("f", "f", "w", 2, "several checkpoints are adopted as fox_pro at tiny (fox_pro-0, fox_pro-1): remove all but one."),
 ])  # fmt: skip
 def test_what_was_adopted_is_one_and_for_this_corpus(monkeypatch, tmp_path, own, asked, weights, count, refused):

@@ -66,7 +66,7 @@ def test_an_evaluation_lies_where_its_meta_says(tmp_path):
     source = stored(tmp_path / "runs")
     first, _ = store.keep(source, tmp_path)
     assert store.read_evaluation(first, "r1")[1] == store.read_rows(source)[1]
-    with pytest.raises(ValueError, match="put here from elsewhere: its run_id is r1, not r2"):
+    with pytest.raises(ValueError, match="does not belong here: its run_id is r1, not r2"):
         store.read_evaluation(first, "r2")
     meta = meta_of(weights="0123456789")
     store.write_rows(

@@ -390,7 +390,7 @@ def test_a_sealed_folder_is_whole_in_all_its_files(tmp_path):
     manifest.seal(tmp_path, run_id="r")
     (tmp_path / "beside").touch()
     for facts, told in (({}, None), ({"run_id": "r"}, None), ({"run_id": "r", "step": 3}, None),
-                        ({"run_id": "s"}, "it was put here from elsewhere: its run_id is r, not s")):  # fmt: skip
+                        ({"run_id": "s"}, "it does not belong here: its run_id is r, not s")):  # fmt: skip
         assert manifest.fault(tmp_path, digests=True, **facts) == told
     for name, text in files.items():
         base = name.rpartition("/")[2]

@@ -250,9 +250,7 @@ def test_a_half_trained_run_takes_nothing_of_another(make_run, start):
         shutil.copyfile(getattr(other, name), getattr(run, name))
     assert run.last_row() is None
     outcome = start(run)
-    assert (
-        outcome.exit_code() == start(undisturbed).exit_code() == EXIT_FINISHED and "put here from elsewhere" in outcome.output
-    )
+    assert outcome.exit_code() == start(undisturbed).exit_code() == EXIT_FINISHED and "does not belong here" in outcome.output
     assert_same_run(undisturbed, run)
     assert len(run.read_starts()) == 1 and run.read_starts()[0]["end"]["weights"] == run.weights == undisturbed.weights
     assert [each["weights"] for each in run.record()["trainings"]] == [run.weights]
