@@ -80,7 +80,7 @@ def test_an_evaluation_lies_where_its_meta_says(tmp_path):
             path.rename(path.with_name(path.name.replace("r1-0badc0de-01234567", name)))
             for path in (later, store.meta_path(later))
         ]
-        with pytest.raises(ValueError, match=rf"from elsewhere: its rows belong to {first}; delete it"):
+        with pytest.raises(ValueError, match=rf"does not belong here: its rows belong to {first}; delete it"):
             store.read_evaluation(moved[0], "r1")
         for path in moved:
             path.rename(path.with_name(path.name.replace(name, "r1-0badc0de-01234567")))
@@ -114,7 +114,7 @@ def test_a_record_is_where_its_run_is_and_keeps_what_it_knows(tmp_path):
     for place in (tmp_path / "mini" / "runs" / "r1.json", tmp_path / "tiny" / "runs" / "r2.json"):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(path.read_bytes())
-        with pytest.raises(ValueError, match="from elsewhere: it is run r1 of tiny; restore it"):
+        with pytest.raises(ValueError, match="does not belong here: it is run r1 of tiny; restore it"):
             store.read_run(place)
 
 
