@@ -118,7 +118,7 @@ class Status(Asked):
         console.print(table(found))
         console.print(summary(found) or "none", style="dim")
         if surplus:
-            late = "duplicates, as sbatch answered too late; `cancel` or the next `run` cancels them"
+            late = "not waited for, as sbatch answered too late; `cancel` or the next `run` cancels them"
             console.print(f"[yellow]note:[/] SLURM also has {', '.join(sorted(surplus))}: {late}")
         return _exit_code(found)
 
