@@ -135,7 +135,7 @@ class Execution:
     checkpoint_minutes: NonNegativeFloat = 10.0
     """Minutes of wall clock between checkpoints; 0 saves after every step."""
     keep_checkpoints: PositiveInt = 2
-    """Number of newest checkpoints to keep."""
+    """Number of newest undamaged checkpoints to keep."""
     async_checkpoint: bool = False
     """Write checkpoints in the background."""
     max_hours: PositiveFloat | None = None
