@@ -17,7 +17,7 @@ def differentiable(name: str, forward: Callable, backward: Callable, count: int,
     Args:
         name: the operator's name in the namespace `kernels`; the gradient operator's name ends in `_backward`.
         backward: returns the gradients of the first `count` inputs, leaving out inputs that are None.
-        like: (*inputs) -> an empty tensor shaped like the output; defaults to the shape of the first input."""
+        like: (*inputs) -> an empty tensor like the output; defaults to one like the first input, contiguous."""
     operator = torch.library.custom_op(f"kernels::{name}", forward, mutates_args=())
     gradient = torch.library.custom_op(f"kernels::{name}_backward", backward, mutates_args=())
     operator.register_fake(like)

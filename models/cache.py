@@ -48,7 +48,7 @@ class DecodingCache:
         self.begun = True
         """False if states stay and some sequence may be all padding so far."""
         self.graphed: Any = None
-        """Step as a CUDA graph, once it is captured; only if states stay."""
+        """`GraphedStep` of this cache, from its first step of one token on a GPU on; only if states stay."""
 
     def __len__(self) -> int:
         return len(self.layers)

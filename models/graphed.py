@@ -14,7 +14,7 @@ PLAIN_STEPS = 2
 
 class GraphedStep:
     """Steps of one token after a prompt, over one cache whose states stay: the first few eager, then as a CUDA graph, which
-    reads and writes the token, the states and the number of cached tokens in place."""
+    reads the token, and updates the states and the number of cached tokens in place."""
 
     def __init__(self, step: Callable[[Tensor, DecodingCache], Tensor]) -> None:
         """`step`: the pass from ids (B, 1) to logits (B, 1, V), which counts its token in the cache."""

@@ -14,7 +14,7 @@ Spec = TypeVar("Spec")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def strict(cls: type[Spec]) -> type[Spec]:
-    """Make a class a frozen dataclass of keyword arguments, which refuses missing, unknown, non-finite and mistyped ones."""
+    """Make a class a frozen dataclass of keyword arguments, which refuses missing, unknown, non-finite or wrong-typed ones."""
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return dataclass(frozen=True, kw_only=True, config=config)(cls)  # type: ignore[return-value]
 

@@ -25,7 +25,7 @@ from training.signals import EXIT_INTERRUPTED
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Submit what is neither done nor queued, and return at once. If SLURM accepts only a part, run the same command again."""
+    """Submit what is not done, queued or running, and return at once. If SLURM accepts only a part, run the command again."""
 
     cluster: Path
     """The cluster's TOML file; slurm/clusters has some to copy and edit."""
@@ -118,7 +118,7 @@ class Status(Asked):
         console.print(table(found))
         console.print(summary(found) or "none", style="dim")
         if surplus:
-            late = "duplicates, as sbatch answered too late; `cancel` or the next `run` cancels them"
+            late = "not waited for, as sbatch answered too late; `cancel` or the next `run` cancels them"
             console.print(f"[yellow]note:[/] SLURM also has {', '.join(sorted(surplus))}: {late}")
         return _exit_code(found)
 
@@ -241,7 +241,8 @@ def _exit_code(found: list[list[JobState]]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 fine, 1 a job failed (status, watch), 2 an error to fix, 75 SLURM did not accept all, 130 interrupted."""
+    """Exit codes: 0 fine, 1 a job failed, was cancelled or is lost (status, watch), 2 an error to fix, 75 SLURM did
+    not accept all, 130 interrupted."""
     command = parse(Command, arguments, "python -m slurm", __doc__)
     console = wide(Console(soft_wrap=True, highlight=False))
     return guarded(lambda: command.run(console))

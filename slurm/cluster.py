@@ -159,7 +159,8 @@ CLUSTER: TypeAdapter[Cluster] = TypeAdapter(Cluster)
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read a cluster's TOML file. In `scratch`, `~` and `$NAME` are expanded. Raises a ValueError of one line for a mistake."""
+    """Read a cluster's TOML file, with `~` and `$NAME` in `scratch` expanded and its path absolute. Raises a ValueError of one
+    line for a mistake."""
     try:
         values = tomllib.loads(path.read_text())
         if isinstance(scratch := values.get("scratch"), str):

@@ -3,7 +3,7 @@
 
 # Tasks of this job, by index in the array; `python -m slurm status` shows the state of each:
 @TASKS@
-# Exit codes: 0 done; 75 saved, requeued; 76 a broken node; 2 an error to fix; 3 given up; 124 killed for not saving in time; else a crash.
+# Exit codes: 0 done; 75 saved, requeued; 76 a broken node; 2 an error to fix; 3 given up; 124 not saved in time; else a crash.
 fox_code=@CODE@  # a snapshot of the code at submission
 fox_record=@RECORD@
 fox_entry=@ENTRY@
@@ -20,7 +20,7 @@ end() {
 stop() { echo "error: $1" >&2; end 1; }
 
 # SLURM sends USR2 @SIGNAL_S@ s before the time limit and, if it is configured so, at preemption: the task saves and exits.
-# A task that does not is killed after @PATIENCE_S@ s, so that there is time to requeue the job.
+# After @PATIENCE_S@ s the job stops waiting for a task that does not, so that there is time to requeue it.
 told() {
   told=1
   [ -n "$step" ] || return

@@ -1,4 +1,4 @@
-"""`python -m slurm run`: submit what is neither done nor queued; `--dry-run` only shows it.
+"""`python -m slurm run`: submit what is not done, queued or running; `--dry-run` only shows it.
 
 All that jobs need is on disk before the first sbatch: specs, drawings, the code, and the record of the submission. sbatch is
 then called once per batch (slurm/graph.py) and retried if needed: after a busy controller, a lost answer or a full queue the
@@ -284,7 +284,7 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
 
 
 def _overview(jobs: list[Job], ids: dict[str, str]) -> Table:
-    """Build a table of one line per run, with its jobs and the starts that a long training needs; then other jobs."""
+    """Build a table of one line per run, with its jobs and the starts that a long training needs, and one per other job."""
     table = Table("what", "train", "evaluate", "time", "other", "nodes x tasks", "GPUs", "hours", box=None, pad_edge=False)
     rows: defaultdict[str, dict[str, Job]] = defaultdict(dict)
     for job in jobs:

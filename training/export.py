@@ -34,7 +34,7 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
         disable_progress_bar()
         try:
             model.save_pretrained(partial, state_dict=weights)  # type: ignore[operator]
-        except SafetensorError as error:  # such as a full disk
+        except SafetensorError as error:  # for a full disk, for example
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(partial)) if number else error from None
         if corpus is not None:

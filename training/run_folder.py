@@ -107,7 +107,7 @@ class RunFolder:
 
     @property
     def weights(self) -> str | None:
-        """Digest of the exported weights, or else of those that the last training ended with; None if none has ended."""
+        """Digest of the exported weights, or else of those that the last start exported; None if it exported none."""
         if self.finished:
             return manifest.weights(self.export)
         starts = read_lines(self.provenance_file, self.run_id)[0] if self.provenance_file.is_file() else []

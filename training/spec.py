@@ -129,13 +129,13 @@ class Execution:
     """torch.compile the layers (CUDA)."""
     deterministic: bool = True
     """Bitwise equal results from run to run on a GPU: no autotuning, and operations that cannot repeat raise an error. 2, 4,
-    8, ... processes (ddp, fp32 sums, equal micro-batches) repeat them, too; other numbers, fsdp and hsdp do not."""
+    8, ... processes (ddp, fp32 sums, equal micro-batches) have the bits of one; other numbers, fsdp and hsdp have others."""
     activation_checkpointing: bool = False
     """Recompute each block's attention and MLP in the backward pass, for GPUs below 48 GiB at 760M."""
     checkpoint_minutes: NonNegativeFloat = 10.0
     """Minutes of wall clock between checkpoints; 0 saves after every step."""
     keep_checkpoints: PositiveInt = 2
-    """Number of newest checkpoints to keep."""
+    """Number of newest undamaged checkpoints to keep."""
     async_checkpoint: bool = False
     """Write checkpoints in the background."""
     max_hours: PositiveFloat | None = None

@@ -41,6 +41,6 @@ def in_tree(parameters: Sequence[nn.Parameter], parts: int) -> Iterator[int]:
         for hook in hooks:
             hook.remove()
     assert not any(held.values()), "a parameter had a gradient from some micro-batches only"
-    for parameter in parameters:  # a GPU's norm adds in another order if they are misaligned (DDP's buckets)
+    for parameter in parameters:  # a GPU's norm adds a misaligned gradient (in DDP's buckets) in another order
         if parameter.grad is not None and parameter.grad.data_ptr() % 16:
             parameter.grad = parameter.grad.clone()

@@ -69,7 +69,7 @@ def timed_operators() -> "dict[str, Operator]":
 
 
 def measured(options: Options) -> None:
-    """Measure group by group, and store each group's rows as soon as it ends. Raises ValueError if it lacks a GPU."""
+    """Measure group by group, and store each group's rows as soon as it ends. Raises ValueError if a mode needs a GPU."""
     import torch
 
     if set(options.modes) - {"tiles"} and not torch.cuda.is_available():

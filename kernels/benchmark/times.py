@@ -32,7 +32,7 @@ class TooLong(Exception):
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Raise TooLong after `seconds`, as soon as Python runs again, in the calling thread, which then also runs autograd."""
+    """Raise TooLong after `seconds`, as soon as Python runs again, in the calling thread; autograd runs in it, too."""
 
     def stop(*_: object) -> None:
         raise TooLong(f"more than {seconds} s to compile, tune and time")

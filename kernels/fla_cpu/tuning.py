@@ -34,8 +34,8 @@ def limit_tuning(candidates: int = CANDIDATES) -> None:
 
 
 def fix_tuning() -> None:
-    """Make every autotuned kernel take the first candidate that fits in the GPU's memory, so that the choice does not depend on
-    timings and is the same in every process."""
+    """Make every autotuned kernel take the first candidate that runs (others may need too much shared memory), so that the
+    choice does not depend on timings and is the same in every process."""
     limit_tuning(sys.maxsize)
     for tuner in _limited:
         tuner.do_bench = _FirstThatRuns()  # type: ignore[assignment]

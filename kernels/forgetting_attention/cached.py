@@ -114,8 +114,8 @@ def forgetting_attention_listed(
     adaptive_threshold: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Compute forgetting attention of the newest token for N heads, each over its own segment of one list of keys, which ends
-    with the newest key; no gradient. Heads that keep more keys have longer segments.
+    """Compute forgetting attention of the newest token for N heads, each over its own segment of one list of keys; no
+    gradient. A segment ends with the head's newest key; heads that keep more keys have longer ones.
 
     Args:
         q: (N, D), D and dtype as in `forgetting_attention_cached`.

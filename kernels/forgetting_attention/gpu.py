@@ -38,7 +38,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, options: Option
 
 
 def _has_hopper_kernels(q: Tensor) -> bool:
-    """Tell whether the Hopper kernels apply: to 16-bit inputs with heads of 64 or 128 on compute capability 9.0."""
+    """Tell whether there are Hopper kernels for q: 16-bit, heads of 64 or 128, compute capability 9.0. (Forward: bfloat16.)"""
     fitting = q.is_cuda and q.shape[-1] in (64, 128) and q.dtype in (torch.bfloat16, torch.float16)
     return fitting and _capability(q.get_device()) == (9, 0)
 

@@ -15,8 +15,8 @@ from kernels.forgetting_attention.cached import segments
 from models.cache import PLACES, State
 
 SPARE, STRIDE = 8, 2048
-"""A list is allocated with an eighth more at its end, and the length of the longest segment is rounded up to STRIDE, so that
-the list can be rebuilt in its own memory for a while."""
+"""A list is allocated with an eighth more at its end, and the length of the longest segment is rounded up to multiples of
+STRIDE, so that the list can be rebuilt in its own memory for a while."""
 
 
 def listed(k_BTHD: Tensor, v_BTHD: Tensor, gate_sum_BTH: Tensor, real_BT: Tensor, threshold_N: Tensor) -> State:

@@ -1,4 +1,6 @@
-"""Gated linear attention (arXiv 2312.06635): flash-linear-attention's layer in our backbone, initialised like others."""
+"""Gated linear attention (arXiv 2312.06635): flash-linear-attention's layer in our backbone.
+
+Initialised like other recurrent models."""
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)

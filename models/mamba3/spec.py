@@ -9,7 +9,7 @@ from models.spec_parts import WithMLP, strict
 @strict
 class Mamba3Spec(WithStateSpace, WithMLP):
     """Mamba-3 with one input and one output per head (SISO), each layer followed by an MLP. Half of the keys' channels are
-    rotated, in pairs of one angle."""
+    rotated in pairs, each pair by one angle."""
 
     kind: Literal["mamba3"] = "mamba3"
 

@@ -8,7 +8,7 @@ from models.spec_parts import PositiveInt, WithAttentionHeads, strict
 @strict
 class PathFoxSpec(WithAttentionHeads):
     """PaTH attention with a forget gate, otherwise as FoX (LLaMA). Each token transforms the keys before it along one direction
-    per head, which a low-rank projection and a short convolution compute, with the strength of a scalar."""
+    per head, which a low-rank projection and a short convolution compute; a scalar sets how strongly."""
 
     kind: Literal["path_fox"] = "path_fox"
     conv_size: PositiveInt = 3

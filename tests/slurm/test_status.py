@@ -249,7 +249,7 @@ def test_a_job_whose_answer_came_too_late_is_shown_and_cancelled(tmp_path, monke
     monkeypatch.setenv("PATH", f"{fake.folder}:/usr/bin:/bin")
     where = ["--runs-dir", str(tmp_path / "runs")]
     main(["status", *where])
-    assert "SLURM also has 55: duplicates, as sbatch answered too late" in capsys.readouterr().out
+    assert "SLURM also has 55: not waited for, as sbatch answered too late" in capsys.readouterr().out
     assert main(["cancel", "fox", *where]) == 0
     assert {job.state for job in fake.jobs} == {"CANCELLED"}
 

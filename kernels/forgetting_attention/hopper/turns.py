@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from ..visibility import TILE
 
 _TILE = gl.constexpr(TILE)
-PROGRAMS_SIDE_BY_SIDE = 512  # least number of programs of interleaved heads: four times as many as a GPU has SMs
+PROGRAMS_SIDE_BY_SIDE = 512  # programs of interleaved heads, roughly: four times as many as a GPU has SMs
 _WAIT = gl.constexpr("""
 {
 .reg .pred early;

@@ -2,7 +2,7 @@
 row's last to finish combines the results.
 
 A program takes one chunk of a head's keys. D of a key is a difference of two sums and falls with distance, so D of the chunk's
-last key tells whether pruning keeps any of them: if not, the program exits without reading keys. Each position of a block has
+last key tells whether pruning keeps any of them: if not, the program reads no keys. Each position of a block has
 its own running maximum, sum and output, combined after the last block: until then no thread waits for another.
 
 Legend: N keys of a step, S chunks, D head dimension."""
