@@ -69,7 +69,7 @@ def _between(first: datetime.datetime, second: datetime.datetime) -> float:
 
 
 def table(found: dict[str, Hours]) -> Table:
-    shown = Table("kind", "jobs", "asked", "used", "lost", "queued", box=None, pad_edge=False)
+    shown = Table("kind", "jobs", "requested", "used", "lost", "queued", box=None, pad_edge=False)
     for kind, total in found.items():
         shown.add_row(
             kind, str(total.jobs), *(f"{value:.1f} h" for value in (total.asked, total.used, total.lost, total.queued))

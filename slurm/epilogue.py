@@ -55,7 +55,7 @@ def decide(code: int, state: str, fruitless: int, max_restarts: int, begun: bool
     # If the task has not begun, the code comes from srun, a container or a shell, and may mean anything.
     meant = code if begun or code in (restarts.FINISHED, restarts.REQUEUE) else CRASHED
     action, why = restarts.decide(meant, fruitless, max_restarts)
-    said = "did not leave in time" if code == LATE else restarts.exit_reason(code)
+    said = "did not exit in time" if code == LATE else restarts.exit_reason(code)
     return action, why.replace(restarts.exit_reason(meant), said)
 
 

@@ -213,7 +213,7 @@ ELSEWHERE = "which its next starts avoid\n"
     (1, False, "RUNNING", "n1", None, False, "exit code 1: again, exit code 1\n"),
     (1, False, "RUNNING", None, None, True, "exit code 1: again, exit code 1\n"),
     (75, False, "RUNNING", "n1", None, True, "exit code 75: again, saved, to go on\n"),
-    (124, False, "TIMEOUT", "n1", None, True, "exit code 124: again, did not leave in time\n"),
+    (124, False, "TIMEOUT", "n1", None, True, "exit code 124: again, did not exit in time\n"),
     (137, False, "PREEMPTED", "n1", None, True, "exit code 137: again, killed by SIGKILL\n"),
     (137, False, "UNKNOWN", "n1", None, True, "exit code 137: ended, SLURM says unknown\n"),
     (1, False, "RUNNING", "n1", "no", True, "exit code 1: again, exit code 1\nerror: not requeued: no\n"),

@@ -41,7 +41,7 @@ def test_a_task_that_cannot_leave_before_its_limit_goes_on_from_its_checkpoint(l
     assert graph.submit().returncode == 0
     graph.hold(20, FOX)  # for good: nobody lets it go on
     graph.until(lambda: graph.states()[f"train {FOX}"].restarts, 240, "a second start")
-    assert graph.states()[f"train {FOX}"].restarted == "did not leave in time"
+    assert graph.states()[f"train {FOX}"].restarted == "did not exit in time"
     graph.until_trained(FOX, 400)
     graph.cancel_rest()
     assert starts(graph.run(FOX))[1]["first_step"] > 0
