@@ -49,7 +49,11 @@ def test_a_plan_needs_no_torch_for_it(make_run):
 
 @pytest.mark.parametrize(
     ("steps", "message"),
-    [(range(1, 10), "does not hold each of the run's 10 steps once (9 li"), (range(2, 12), "does not hold"), (range(0), "does not hold")],
+    [
+        (range(1, 10), "does not hold each of the run's 10 steps once (9 li"),
+        (range(2, 12), "does not hold"),
+        (range(0), "does not hold"),
+    ],
 )
 def test_missing_steps_are_refused(steps, message, make_run, capsys):
     run = make_run()
