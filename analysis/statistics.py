@@ -9,8 +9,8 @@ Everything that is judged is a contrast: a sum of coefficients times means of mo
   of the size (analysis/seeds.py), and its degrees of freedom count once, however many models share it. If nothing was
   repeated, the claim cannot be decided.
 * Items: documents of one book are not independent samples. Their influences are summed by book; G books leave G - 1 degrees of
-  freedom. Needles of one sample share haystack and sentence (in needle_choice not its word) at every length and depth, and are
-  summed likewise. Items whose source is not known (examples, sequences) are their own clusters.
+  freedom. Needles of one sample share haystack and sentence (in needle_choice only the haystack) at every length and depth, and
+  are summed likewise. Items whose source is not known (examples, sequences) are their own clusters.
 * Positions: losses are stored by bands, so a stretch shorter than a band is compared over the whole band (analysis/curves.py).
 * Shares of right answers have Wilson's interval, which stays within 0% and 100%; a difference of two shares stays within -100%
   and 100%. Its error is at least that of one differing item, as samples may agree by chance.

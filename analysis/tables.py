@@ -233,7 +233,7 @@ PLACES = 8
 
 def read_off(csv: Path) -> Table | None:
     """Return the curves of a picture at up to eight places, linearly interpolated between drawn points; None if its CSV holds
-    no curves. Places on token axes are halved from the end on; other axes are divided into equal parts."""
+    no curves. Token indices and places are halved from the end on; other axes are divided into equal parts."""
     frame = pd.read_csv(csv)
     along = next((name for name in ALONG if name in frame), None)
     if along is None:

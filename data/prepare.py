@@ -197,7 +197,7 @@ def _choose_heldout(documents: list[_Document], plan: CorpusPlan) -> set[int]:
         what = f"data {plan.spec.source!r} has {len(documents)} distinct documents with text: at least 2 are needed"
         raise ValueError(f"{what}, one to hold out. A .txt file is one document, and so is each line of a .jsonl file")
     candidates = [d for d in documents if d.num_bytes >= _BYTES_PER_TOKEN * plan.spec.document_len]
-    if len(candidates) < 2:  # too few are surely long enough: hold out the second longest
+    if len(candidates) < 2:  # too few are surely long enough: hold out the second longest, train on the longest
         candidates = sorted(documents)[-2:-1]
     budget = plan.heldout_fraction * sum(d.num_bytes for d in documents)
     chosen = set()

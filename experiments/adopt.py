@@ -67,7 +67,8 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, r
     manifest.check(folder)
     plain, found = recipe.run_spec(data), spec_of(load_model(folder))
     if said := apart(found, plain.model):
-        raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}. Name its own with --as and --scale.")
+        remedy = "name its own model and scale with --as and --scale."
+        raise ValueError(f"{folder} is no {recipe.name} at {recipe.scale}: {said}; {remedy}")
     if not data.vocab_size <= found.vocab_size < data.vocab_size + PADDING:
         sizes = f"{folder} has a vocabulary of {found.vocab_size}, {data.tokenizer} one of {data.vocab_size}"
         raise ValueError(f"{sizes}: name the tokeniser that it was trained with by --tokenizer.")

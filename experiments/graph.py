@@ -3,7 +3,7 @@
     prepare (a corpus) -> train (a run) -> evaluate (a run) -> draw (an artefact)
 
 Each task can be restarted at any time. On a CPU, a timing has the machine to itself. A timing of an untrained model does not
-wait for training."""
+need its training."""
 
 import hashlib
 from dataclasses import dataclass

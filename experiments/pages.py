@@ -22,7 +22,6 @@ from experiments.beyond import context_use, gate_by_tokens, gate_starts, last_wo
 from experiments.beyond.acp_tight import by_code
 from experiments.beyond.cache_eviction import remaining
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
-from experiments.beyond.successors import tried
 from experiments.facts import Facts
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
@@ -62,7 +61,7 @@ def fill(template: Path, facts: Facts) -> str:
     filters = (nats, times, percent, millions, words, when, title, tokens)
     shared = (best_of, by_code, by_model, by_rate, change, compare, context_losses, difference, last_words.last_words,
               loss_curves, order, papers, perplexity, remaining, seeds_apart, shrinks, skipped, timed, trained_elsewhere,
-              tried, worths, zip)  # fmt: skip
+              worths, zip)  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {function.__name__: function for function in shared}
     constants = {

@@ -182,7 +182,7 @@ TINIES = ("tiny", "tiny-short", "tiny-narrow", "tiny-packed", "tiny-extrapolatio
 MINIS = ("mini", "mini-short", "mini-narrow", "mini-packed", "mini-extrapolation")
 PAPERS = ("125m-0.2b", "125m-0.5b", "125m-2.7b", "360m-7.5b", "360m-extrapolation", "340m-slimpajama", "760m-16b",
           "760m-48b")  # fmt: skip
-"""Scales with the paper's context length, and its other settings."""
+"""Scales with the paper's context length, and scales with another of its settings."""
 ABLATIONS = {TINIES: "tiny-short", MINIS: "mini-short", PAPERS: "360m-7.5b"}
 SHORTER = {"tiny": "tiny-short", "mini": "mini-short", "760m-48b": "760m-16b"}
 """Scales of the same models with fewer tokens; other scales have none."""

@@ -10,8 +10,8 @@ from data.tokenizer import Tokenizer
 
 class TextCodec:
     """Codec between text and token ids, around the suite's own Tokenizer (data/tokenizer.py) or any of Hugging Face. It never
-    adds BOS; callers put `bos_id` where they want it. ValueError for a tokeniser without BOS and EOS, and for one without a
-    vocabulary, as transformers makes of a folder that has none."""
+    adds BOS; callers put `bos_id` where they want it. ValueError for a tokeniser with neither BOS nor EOS, and for one without
+    a vocabulary, as transformers makes of a folder that has none."""
 
     def __init__(self, tokenizer: Any):
         self.kind: str | None = None  # of the suite's own tokenisers, as in `DataSpec.tokenizer`

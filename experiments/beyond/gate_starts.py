@@ -1,9 +1,9 @@
 """Beyond the papers: Language models, by how the gates start.
 
 FoX with gates that start near one half, as in the paper, and with decay times of up to as many tokens as the training context
-has. With the paper's start small models do not learn to recall many keys, with the others they do (`mqar_gates`). Does the
-start change the loss on text, too, or how often a word is found again? Trained on the tokens of the ablations. Not in the
-papers."""
+has. With the paper's start small models of FoX (Pro) do not learn to recall many keys, with the others they do
+(`mqar_gates`). Does the start change the loss on text, too, or how often a word is found again? Trained on the tokens of the
+ablations. Not in the papers."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -47,7 +47,7 @@ def _key(each: LossCurve | last_words.Words) -> Key:
 @dataclass(frozen=True)
 class Started:
     """One model with one start of its gates: its losses and, where these were evaluated, its last words; `paper` is the same
-    model with the paper's start, None of that itself and where it is not stored."""
+    model with the paper's start, None for that itself and if it is not stored."""
 
     name: str
     curve: LossCurve
@@ -79,7 +79,7 @@ def by_start(study: Study) -> dict[Key, Started]:
 
 
 def summary(study: Study) -> Table:
-    """A line per model and start: its losses and last words, each also beside the paper's start."""
+    """Tabulate losses and last words by model and start, each also relative to the paper's start."""
     context = tokens(study.train_len)
     columns = [
         Column("loss", f"mean loss, first {context} (nats)", 3, "lower"),
@@ -103,10 +103,10 @@ def findings(study: Study) -> list[str]:
     for each in by_start(study).values():
         if (loss := each.above()) is None:
             continue
-        said = in_words(loss, "lower loss than", "higher loss than", "within noise the same loss as")
+        said = in_words(loss, "lower loss than", "higher loss than", "loss within noise of that")
         sentence = f"{each.name}: {said} with the paper's start ({with_interval(loss, 'nats')})"
         if (right := each.more_right) is not None:
-            found = in_words(right, "fewer last words right", "more last words right", "as many last words right within noise")
+            found = in_words(right, "fewer last words right", "more last words right", "last words right within noise of it")
             sentence += f"; {found} ({with_interval(right, 'points')})"
         told.append(f"{sentence}.")
     return told or ["No model was trained with both the paper's start and another."]

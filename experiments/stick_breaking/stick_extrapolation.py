@@ -104,7 +104,7 @@ def _draw_weights(axes: Axes, study: Study) -> pd.DataFrame:
 
 
 def summary(study: Study) -> Table:
-    """Tabulate the perplexity at the training length and its doublings, and the mean loss over the last eighth of documents."""
+    """Tabulate the perplexity at the training length and its doublings, and the mean loss over the last eighth of positions."""
     found, train_len = in_order(study), study.train_len
     longest = next(iter(found.values())).length
     lengths = [train_len * 2**power for power in range(5) if train_len * 2**power <= longest]
