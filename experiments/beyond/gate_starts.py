@@ -105,7 +105,7 @@ def findings(study: Study) -> list[str]:
             continue
         said = in_words(loss, "lower loss than", "higher loss than", "loss within noise of that")
         sentence = f"{each.name}: {said} with the paper's start ({with_interval(loss, 'nats')})"
-        if (right := each.more_right) is not None:
+        if (right := each.more_right) is not None and right.effect:  # where all are at the floor, nothing is said of them
             found = in_words(right, "fewer last words right", "more last words right", "last words right within noise of it")
             sentence += f"; {found} ({with_interval(right, 'points')})"
         told.append(f"{sentence}.")

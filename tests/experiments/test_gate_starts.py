@@ -55,6 +55,12 @@ def test_each_start_stands_beside_the_papers(tmp_path):
     assert long.startswith(f"{names[2]}: higher loss than with the paper's start (+0.") and "words" not in long
 
 
+def test_words_at_the_floor_are_not_spoken_of(tmp_path):
+    made = study(tmp_path, {None: (3.0, 3.0), "long": (3.1, 3.0)}, {None: -9, "long": -9})
+    (told,) = gate_starts.findings(made)
+    assert "words" not in told and gate_starts.summary(made).rows[f"FoX (Pro), {mqar_gates.STARTS['long']}"][3:] == [0, 0]
+
+
 def test_without_the_papers_start_nothing_is_compared(tmp_path):
     made = study(tmp_path, {"long": (3.0, 3.0)}, {"long": 20})
     ((_, row),) = gate_starts.summary(made).rows.items()
