@@ -136,7 +136,7 @@ def core_limits(lines: Sequence[Drawn], train_len: int) -> tuple[float, float]:
 
 def cut_note(lines: Sequence[Drawn], limits: tuple[float, float]) -> str:
     """Return words for the note above a figure if a curve leaves the range at the top, else ""."""
-    return "cut curves go on" if any((~(line.mean <= limits[1])).any() for line in lines) else ""
+    return "curves cut at the top continue" if any((~(line.mean <= limits[1])).any() for line in lines) else ""
 
 
 def position_panel(

@@ -149,7 +149,7 @@ def draw(study: Study) -> Files:
     evicting = [style_of(model, f"{name_of(each)}: {each.share.effect:.1f}%") for model, each in found.items()]
     legend_of(figure, [whole, *evicting, style_of(BESIDE)])
     counts = [len(each.bytes_SDP) for each in found.values()]
-    known = "text known: the bound takes what is to come, which no cache knows while it decodes"
+    known = "text known in advance: the bound covers future tokens, which no cache knows while decoding"
     notes = (
         f"{first.bytes_SDP.shape[1]} held-out documents of {tokens(first.positions[-1])} tokens, "
         + count_range(counts, "seeds" if max(counts) > 1 else "seed"),
@@ -180,7 +180,7 @@ def _caches(axes: Axes, found: dict[str, Remaining]) -> None:
         axes.plot(x, np.append(0, own["bytes"]), **style.line, zorder=3)
         axes.fill_between(x, np.append(0, own["low"]), np.append(0, own["high"]), color=style.colour, alpha=0.2, linewidth=0)
     position_axis(axes, first.train_len, longest, pieces=4, xlabel="tokens read", ylabel=f"cache of one sequence ({unit})")
-    axes.set(ylim=(0, 1.04 * top / size), title="memory to go on from here")
+    axes.set(ylim=(0, 1.04 * top / size), title="memory to continue decoding")
 
 
 def _heads(axes: Axes, each: Remaining, norm: LogNorm) -> QuadMesh:

@@ -74,7 +74,7 @@ def draw(study: Study) -> Files:
             axes.plot(own["seq_len"], own[value], **style.line, marker=style.marker, markersize=4, zorder=3 - place / 100)
         doublings_axis(axes, sorted(table["seq_len"].unique()))
         many = f"{batch_size} sequence{'s' if batch_size != 1 else ''} at a time (tokens/s)"
-        axes.set(xlabel="text (tokens)", title="kept of a sequence (MiB)" if batch_size is None else many)
+        axes.set(xlabel="text (tokens)", title="cache per sequence (MiB)" if batch_size is None else many)
         axes.set_ylim(0, 1.08 * of[value].max())
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return publish(study, figure, table[["model", "cache", "seq_len", "batch_size", "tokens_per_s", "mib"]], *_notes(table))
@@ -132,4 +132,4 @@ def findings(study: Study) -> list[str]:
     if any("transformer" in model for model in table["model"]):
         said.append(SOFTMAX)
     what = "In memory for one text of"
-    return [*said, f"{what} {text} tokens, with sums of the gates and free places, in MiB: {', '.join(kept)}."]
+    return [*said, f"{what} {text} tokens, with gate sums and unused slots, in MiB: {', '.join(kept)}."]

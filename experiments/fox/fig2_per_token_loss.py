@@ -26,7 +26,7 @@ from experiments.recipes import main_models as runs  # noqa: F401
 
 PAPER_LOSS_RANGE, PAPER_PERPLEXITY_RANGE = (1.47, 1.67), (4.4, 5.5)
 GAP_POINTS = 160
-SHADED = "shaded: 95% interval (sources, seeds) of the stored stretch around"
+SHADED = "shaded: 95% interval (sources, seeds) over the stored band of positions"
 IN_TABLE_3 = {
     "fox_pro": "FoX (Pro)", "transformer_pro": "FoX (Pro) - forget gate + RoPE",
     "fox_llama": "FoX (LLaMA)", "transformer_llama": "Transformer (LLaMA)",
@@ -107,7 +107,7 @@ def _draw_lead(study: Study, curves: dict[str, LossCurve]) -> Files:
     row[0, 0].set_ylabel("Lead of FoX (nats)")
     known = any(table["low"].notna().any() for table in frames)
     shaded = SHADED if known else "no documents are stored, so no interval is known"
-    notes = f"mean over windows of {window} tokens", shaded, "cut curves go on" if leaves else "", _dashed(study)
+    notes = f"mean over windows of {window} tokens", shaded, "curves cut at the top continue" if leaves else "", _dashed(study)
     return publish(study, figure, frames, *notes, part="lead")
 
 

@@ -121,11 +121,11 @@ def draw(study: Study, beyond: bool = False) -> Files:
 
 
 def _steps_note(study: Study, panels: dict[str, dict[str, list[LossCurve]]]) -> str:
-    """Say how many texts or sequences a step has at each context length."""
+    """Say how many sequences a step has at each context length."""
     curves = sorted((curve for own in panels.get("context", {}).values() for curve in own), key=lambda curve: curve.train_len)
     steps = {tokens(curve.train_len): _sequences(study, curve) for curve in curves}
     if len(set(steps.values())) > 1:
-        return f"sequences a step: {', '.join(f'{count} of {context}' for context, count in steps.items())}"
+        return f"sequences per step: {', '.join(f'{count} of {context}' for context, count in steps.items())}"
     return f"contexts: cut from {next(iter(steps.values()))} pieces of text a step" if len(curves) > len(PAIR) else ""
 
 

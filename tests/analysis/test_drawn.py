@@ -100,8 +100,8 @@ def test_what_sets_the_frame():
     assert panels.core_limits([drawn, line([99, 6, 5, 5, 3, 2], x=x)], 16) == pytest.approx((2 - 0.06 * 4, 6 + 0.30 * 4))
     assert panels.core_limits([line([np.nan, 9.0], x=[1, 99])], 16) == (0.0, 1.0)
     assert panels.core_limits([line([5.0, 5.0], x=[8, 16])], 16) == pytest.approx((5 - 0.06 * 0.005, 5 + 0.3 * 0.005))
-    assert panels.cut_note([drawn], (0, 99)) == "" and panels.cut_note([drawn], (0, 98.9)) == "cut curves go on"
-    assert panels.cut_note([line([np.nan, 1])], (0, 2)) == "cut curves go on"
+    assert panels.cut_note([drawn], (0, 99)) == "" and panels.cut_note([drawn], (0, 98.9)) == "curves cut at the top continue"
+    assert panels.cut_note([line([np.nan, 1])], (0, 2)) == "curves cut at the top continue"
 
 
 def test_the_text_is_taken_out(axes):
@@ -120,7 +120,8 @@ def test_the_text_is_taken_out(axes):
     assert [panels.without_note(wild) for wild in ((), ("w",), ("w", "v"))] == [
         "", "mean without w", "mean without 2 that leave the frame"]  # fmt: skip
     note = panels.position_panel(axes, [one, wild], 16, ylabel="y")
-    assert note == "cut curves go on" and axes.get_ylim() == panels.core_limits([one, wild], 16) and axes.get_xlim() == (0, 32)
+    assert note == "curves cut at the top continue"
+    assert axes.get_ylim() == panels.core_limits([one, wild], 16) and axes.get_xlim() == (0, 32)
     assert panels.position_panel(axes, [one], 16, (0.0, 9.0)) == "" and axes.get_ylim() == (0, 9)
 
 

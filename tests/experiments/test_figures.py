@@ -259,9 +259,7 @@ def test_generation_is_told_from_the_fastest_to_the_slowest(tmp_path):
     of_all = f"Tokens decoded per second [{generation.QUANTILES}] after {{}} of 1k tokens: {{}}"
     assert found[:2] == [of_all.format(*each) for each in zip(texts, rates, strict=True)]
     assert (
-        found[2].startswith(
-            "In memory for one text of 1k tokens, with sums of the gates and free places, in MiB: FoX (Pro) 4, "
-        )
+        found[2].startswith("In memory for one text of 1k tokens, with gate sums and unused slots, in MiB: FoX (Pro) 4, ")
         and len(found) == 3
     )
 
@@ -703,7 +701,7 @@ def test_figure_6_says_whose_losses_how_smoothed_and_of_how_many_sequences_a_ste
     study = scales(tmp_path)
     note = Image.open(fig6_scale.draw(study)[0]).info["Description"]
     assert "Pro block \N{MIDDLE DOT} smoothed over 17 tokens, by context in logarithmic bins" in note
-    assert "sequences a step: 8 of 128, 4 of 256" in note
+    assert "sequences per step: 8 of 128, 4 of 256" in note
 
 
 def test_figure_7_has_two_panels_per_block_and_the_papers_window_in_proportion(tmp_path):
