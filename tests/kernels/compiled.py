@@ -114,14 +114,15 @@ def main() -> None:
     largest_product(q, k, 1.0, 0.0)
     largest_product(*(torch.zeros(1, 1025, 1, 64, dtype=torch.bfloat16) for _ in range(2)), 1.0, 0.0)
     decode(q[:, :1], k, k, gates, options["threshold"], options["seq_start"], 9, 0.125)
-    for rows, D, dtype in (
-        (3, 64, torch.bfloat16),
-        (192, 128, torch.float16),
-        (3, 16, torch.float32),
-        (192, 128, torch.float32),
+    for rows, T, D, dtype in (
+        (3, 300, 64, torch.bfloat16),
+        (3, 80_000, 64, torch.bfloat16),  # long: what is pruned has blocks of another size
+        (192, 300, 128, torch.float16),
+        (3, 300, 16, torch.float32),
+        (192, 300, 128, torch.float32),
     ):
-        q, k = torch.zeros(1, 1, rows, D, dtype=dtype), torch.zeros(1, 300, rows // 3, D, dtype=dtype)
-        sums = torch.zeros(1, rows, 300, dtype=torch.float64).transpose(1, 2)
+        q, k = torch.zeros(1, 1, rows, D, dtype=dtype), torch.zeros(1, T, rows // 3, D, dtype=dtype)
+        sums = torch.zeros(1, rows, T, dtype=torch.float64).transpose(1, 2)
         for length in (None, torch.ones(1, dtype=torch.int32)):
             decode_sums(q, k, k, sums, torch.zeros(1, rows), options["seq_start"][:1], length, 9, 0.125)
             assert seen["forgetting_attention.portable.decode_sums._chunk_kernel"] == 0, "registers spill"

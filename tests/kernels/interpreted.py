@@ -180,10 +180,11 @@ def compare_cached_decoding() -> None:
         empty = [x.clone() for x in (k, v, sums)]
         for x in empty:
             x[:, length:] = torch.nan  # what no place holds yet is not read
-        with patch.multiple(triton_decode_sums, LEAST_CHUNK=16, MOST_CHUNK=16):
-            found = forgetting_attention_cached(q, *empty, length=many, adaptive_threshold=-2.0, backend="triton")
         first = [x[:, :length] for x in (k, v, sums)]
-        torch.testing.assert_close(found, forgetting_attention_cached(q, *first, adaptive_threshold=-2.0))
+        for most in (16, 64):  # 64: with the larger blocks of long chunks
+            with patch.multiple(triton_decode_sums, LEAST_CHUNK=16, MOST_CHUNK=most, PROGRAMS=1):
+                found = forgetting_attention_cached(q, *empty, length=many, adaptive_threshold=-2.0, backend="triton")
+            torch.testing.assert_close(found, forgetting_attention_cached(q, *first, adaptive_threshold=-2.0))
     k[:, :512], v[:, :512] = torch.nan, torch.nan
     part, ended = torch.full((3, 16 + 4), torch.nan), torch.zeros(1, dtype=torch.int32)
     with patch.object(triton_decode_sums, "scratch", lambda *_: (part, ended)):

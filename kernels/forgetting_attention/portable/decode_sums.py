@@ -38,14 +38,17 @@ class Plan(NamedTuple):
     stages: int
 
 
-def plan(rows: int, num_keys: int, head_dim: int, itemsize: int) -> Plan:
-    """Choose sizes for a number of rows (sequences times heads), as measured for bf16 with D = 64 on an H100."""
+def plan(rows: int, num_keys: int, head_dim: int, itemsize: int, prune: bool = False) -> Plan:
+    """Choose sizes for a number of rows (sequences times heads), as measured for bf16 with D = 64 on an H100. With pruning the
+    time is that of the rows that keep most keys, so their chunks are shorter, and more programs share them."""
     many = rows >= MANY_ROWS
-    block = max(16, min(128, (16_384 if many else 8192) // (head_dim * itemsize)))
-    if many:
-        return Plan(block, 512, warps=4, stages=2)
-    chunk = power_of_two(ceil_div(rows * num_keys, PROGRAMS))
-    return Plan(block, max(LEAST_CHUNK, min(MOST_CHUNK, chunk)), warps=4, stages=3)
+    chunk = 512
+    if not many:
+        chunk = power_of_two(ceil_div(rows * num_keys, 2 * PROGRAMS if prune else PROGRAMS))
+        chunk = max(LEAST_CHUNK, min(MOST_CHUNK, chunk))
+    wide = many or (prune and chunk > LEAST_CHUNK)
+    block = max(16, min(128, (16_384 if wide else 8192) // (head_dim * itemsize)))
+    return Plan(block, chunk, warps=4, stages=2 if wide else 3)
 
 
 @triton.jit(do_not_specialize=["T", "H", "splits", "window"])
@@ -154,7 +157,7 @@ def decode_sums(
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     B, _, H, D = q.shape
     T, key_heads = k.shape[1] if most is None else most, k.shape[2]
-    sizes = plan(B * H, T, D, k.element_size())
+    sizes = plan(B * H, T, D, k.element_size(), threshold is not None)
     splits = ceil_div(T, sizes.chunk)
     part, ended = scratch(q, B * H * splits * (D + 4), B * H, own_memory)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
