@@ -63,7 +63,7 @@ _SPEC = TypeAdapter(DrawSpec)
 
 @dataclass
 class Collected:
-    """Findings of collecting an artefact. `reproduced`: the number of stored evaluations that are reproduced up to rounding.
+    """Findings of collecting an artefact. `reproduced`: the stored evaluations that are reproduced up to rounding.
     `differing`: evaluations that differ, with the relative difference. `beyond`: evaluations whose mean losses differ by more
     than rounding explains, with both numbers and commits. `parted`: run folders of CPU trainings that differ by that much.
     `left_out`: timings that are not stored, because another CPU's are. `beside`: lines that are drawn from another training of
@@ -71,7 +71,7 @@ class Collected:
 
     stem: str
     lines: int = 0
-    reproduced: int = 0
+    reproduced: set[str] = field(default_factory=set)
     differing: dict[str, float] = field(default_factory=dict)
     beyond: dict[str, str] = field(default_factory=dict)
     parted: dict[Path, str] = field(default_factory=dict)
@@ -231,7 +231,7 @@ def _keep(
     if difference is None or eval_id.startswith(kinds.TIMED):
         return
     if difference <= ROUNDING:
-        collected.reproduced += 1
+        collected.reproduced.add(name)
     elif far := _beyond(source, stored, folder.read_spec().train.seq_len):
         if rounded:
             collected.parted.setdefault(folder.path, f"{eval_id}, {far}")

@@ -125,7 +125,7 @@ def alone_in(results_dir: Path, console: Console) -> AbstractContextManager[None
 def _report_reproduced(found: Sequence[Collected], alone: Mapping[str, str], console: Console) -> bool:
     """Report which stored results were reproduced, and return whether all were, up to rounding. `alone`: trainings that parted
     and have no seeds to be judged by."""
-    reproduced = sum(each.reproduced for each in found)
+    reproduced = len({name for each in found for name in each.reproduced})  # artefacts share evaluations
     differing = {name: difference for each in found for name, difference in each.differing.items()}
     beyond = {**alone, **{name: text for each in found for name, text in each.beyond.items()}}
     left_out = {name for each in found for name in each.left_out}

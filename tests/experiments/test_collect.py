@@ -87,13 +87,14 @@ def test_a_new_line_stands_where_it_is_declared_and_moves_no_other(asked):
 
 def test_what_was_not_reproduced_is_said_with_its_cause(asked, monkeypatch):
     plan = made(asked, *PAIR)
-    found = Collected(FIG2, 2, 1, {"needle-1 of a": math.inf, "per_token_loss-2 of b": 0.25})
-    for collected in (found, Collected(FIG2, 2, 3, {})):
+    found = Collected(FIG2, 2, {"needle-2 of b"}, {"needle-1 of a": math.inf, "per_token_loss-2 of b": 0.25})
+    for collected in (found, Collected(FIG2, 2, {"needle-1 of a", "needle-2 of b", "needle-3 of c"}, {})):
         monkeypatch.setattr(execute, "collect", lambda _, collected=collected: collected)
-        execute.draw([*plan.drawings.values()], Console(width=200, file=(said := io.StringIO())))
+        execute.draw([*plan.drawings.values()] * 2, Console(width=200, file=(said := io.StringIO())))  # both draw the same rows
         text = said.getvalue()
-        stored = collected.reproduced + len(collected.differing)
-        assert f"{collected.reproduced} of {stored} stored evaluations were reproduced within rounding" in text
+        reproduced = len(collected.reproduced)
+        stored = reproduced + len(collected.differing)
+        assert f"{reproduced} of {stored} stored evaluations were reproduced within rounding" in text
         told = (
             "needle-1 of a: in its texts; the rows that were stored first",
             "per_token_loss-2 of b: by 2.5e-01 of the largest",
@@ -117,10 +118,10 @@ def test_stored_rows_stay_and_a_difference_is_told(asked):
     stored = rows_file(asked.results_dir, "tiny", run.spec.run_id, run.eval_file(run.evals[0]).stem)
     before = stored.read_bytes(), meta_path(stored).read_bytes()
     again = collect(plan.drawings[FIG2])
-    assert again is not None and (again.reproduced, again.differing) == (1, {})
+    assert again is not None and (len(again.reproduced), again.differing) == (1, {})
     write_loss(run, run.evals[0], 2.006)
     other = collect(plan.drawings[FIG2])
-    assert other is not None and (other.reproduced, other.beyond) == (0, {})
+    assert other is not None and (other.reproduced, other.beyond) == (set(), {})
     assert list(other.differing.values()) == [pytest.approx(0.006 / 3)]
     assert (stored.read_bytes(), meta_path(stored).read_bytes()) == before
 
