@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from PIL import Image
 
 from analysis.names import rank, title
@@ -81,6 +81,7 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         "slug": lambda status: status.replace(" ", "-"),
         "statistic": _statistic,
         "printed": title,
+        "code": lambda text: Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text)))),
     }
     environment.filters |= filters
     nothing = not_measured("Nothing is stored for this artefact.")

@@ -255,6 +255,9 @@ def test_what_is_not_the_papers_is_not_said_to_be(tmp_path):
     for one, heading, lead in ((section(FIG2, study), "Figure 2", "The paper:"), (ours, "Beyond the papers", "What it shows:")):
         text = report.build(tmp_path / "tiny", [one]).read_text()
         assert f"<h2>{heading}: {one.title}</h2>" in text and f"<p><strong>{lead}</strong> {one.shows}</p>" in text
+    named = replace(ours, shows="The recall of `mqar`, if <8 and `mqar_gates`.")
+    text = report.build(tmp_path / "tiny", [named]).read_text()
+    assert "The recall of <code>mqar</code>, if &lt;8 and <code>mqar_gates</code>.</p>" in text
 
 
 @LOOKS_AT_NO_PICTURE
