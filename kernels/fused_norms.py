@@ -6,8 +6,9 @@ kernels are tested.
 All arithmetic is in float32, or in float64 if the tensors are; only inputs and outputs have the tensors' dtype."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 
 def shift_and_norm(
@@ -45,20 +46,23 @@ def shift_and_norm(
     return y_BTHD.to(x_BTHD.dtype)
 
 
-def gated_output_norm(o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, *, eps: float = 1e-6) -> Tensor:
+def gated_output_norm(
+    o_BTHD: Tensor, gate_BTHD: Tensor | None, weight: Tensor, *, silu: bool = False, eps: float = 1e-6
+) -> Tensor:
     """Apply a per-head RMSNorm to attention's output, then the output gate: RMSNorm(o) * weight * sigmoid(gate), in o's dtype,
-    contiguous. gate None disables the gate; weight is (D,), shared by the heads, (H, D) or (H * D,)."""
+    contiguous. gate None disables the gate; `silu` takes SiLU(gate) instead; weight is (D,), shared by the heads, (H, D) or
+    (H * D,)."""
     _check(o_BTHD, "o_BTHD", weight)
     if gate_BTHD is not None and gate_BTHD.shape != o_BTHD.shape:
         raise ValueError(f"gate_BTHD has shape {tuple(gate_BTHD.shape)}; it must be o's, {tuple(o_BTHD.shape)}.")
     if _on_gpu(o_BTHD):
         from kernels.fused_norms_triton import triton_gated_norm
 
-        return triton_gated_norm(o_BTHD, gate_BTHD, weight.reshape(-1), eps)
+        return triton_gated_norm(o_BTHD, gate_BTHD, weight.reshape(-1), eps, silu)
     y_BTHD = rms_norm(_exact(o_BTHD), o_BTHD.shape[-1:], eps=eps)
     y_BTHD = y_BTHD * weight.to(y_BTHD.dtype).view(-1, o_BTHD.shape[-1])
     if gate_BTHD is not None:
-        y_BTHD = y_BTHD * torch.sigmoid(gate_BTHD.to(y_BTHD.dtype))
+        y_BTHD = y_BTHD * (F.silu if silu else torch.sigmoid)(gate_BTHD.to(y_BTHD.dtype))
     return y_BTHD.to(o_BTHD.dtype)
 
 
@@ -74,7 +78,7 @@ def norm_of_gated(y_BTd: Tensor, z_BTd: Tensor, weight_d: Tensor, *, eps: float 
 
         return triton_norm_of_gated(y_BTd, z_BTd, weight_d, eps)
     exact = _exact(y_BTd)
-    gated = exact * silu(z_BTd.to(exact.dtype))
+    gated = exact * F.silu(z_BTd.to(exact.dtype))
     return (rms_norm(gated, (d,), eps=eps) * weight_d.to(exact.dtype)).to(y_BTd.dtype)
 
 

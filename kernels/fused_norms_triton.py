@@ -111,7 +111,7 @@ def _shift_backward_kernel(
 @triton.jit(do_not_specialize=["T", "H"])
 def _gated_norm_kernel(
     o_ptr, gate_ptr, w_ptr, y_ptr, dy_ptr, do_ptr, dgate_ptr, dw_ptr, w_h, T, H, eps,
-    BLOCK: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, BACKWARD: tl.constexpr,
+    BLOCK: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, SILU: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Forward writes y; backward writes do, dgate and this program's part of dw. All tensors are contiguous."""
     head, batch = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -124,13 +124,18 @@ def _gated_norm_kernel(
     w_D = tl.load(w_ptr + head * w_h + d).to(tl.float32)
     gate_RD = tl.full((BLOCK, D), 1.0, tl.float32)
     if GATE:
-        gate_RD = tl.sigmoid(tl.load(gate_ptr + at, mask=inside, other=0.0).to(tl.float32))
+        z_RD = tl.load(gate_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        gate_RD = tl.sigmoid(z_RD)
+        slope_RD = gate_RD * (1.0 - gate_RD)
+        if SILU:
+            slope_RD = gate_RD + z_RD * slope_RD
+            gate_RD = z_RD * gate_RD
     if BACKWARD:
         dy_RD = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
         do_RD, unit_RD = _norm_backward(dy_RD * gate_RD, o_RD, w_D, eps, D)
         tl.store(do_ptr + at, do_RD.to(do_ptr.dtype.element_ty), mask=inside)
         if GATE:
-            dgate_RD = dy_RD * unit_RD * w_D[None, :] * gate_RD * (1.0 - gate_RD)
+            dgate_RD = dy_RD * unit_RD * w_D[None, :] * slope_RD
             tl.store(dgate_ptr + at, dgate_RD.to(dgate_ptr.dtype.element_ty), mask=inside)
         dw_D = tl.sum(dy_RD * gate_RD * unit_RD, 0)
         tl.store(dw_ptr + (row * tl.num_programs(1) + tl.program_id(1)) * D + d, dw_D)
@@ -239,7 +244,7 @@ def _shift_and_norm_backward(
     return [dx, *dalphas, *([] if weight is None else [_weight_gradient(parts, B, weight)])]
 
 
-def _gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float, silu: bool) -> Tensor:
     """See `fused_norms.gated_output_norm`; weight is flat."""
     B, T, H, D = o.shape
     o = o.contiguous()
@@ -247,12 +252,12 @@ def _gated_norm(o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> T
     y = torch.empty_like(o)
     _gated_norm_kernel[(H, triton.cdiv(T, BLOCK), B)](
         o, gate, weight, y, y, y, y, y, _head_step(weight, D), T, H, eps,
-        BLOCK=BLOCK, D=D, num_warps=WARPS, GATE=gate is not o, BACKWARD=False,
+        BLOCK=BLOCK, D=D, num_warps=WARPS, GATE=gate is not o, SILU=silu, BACKWARD=False,
     )  # fmt: skip
     return y
 
 
-def _gated_norm_backward(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> list[Tensor]:
+def _gated_norm_backward(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor, eps: float, silu: bool) -> list[Tensor]:
     B, T, H, D = o.shape
     o, has_gate = o.contiguous(), gate is not None
     gate = o if gate is None else gate.contiguous()
@@ -260,7 +265,7 @@ def _gated_norm_backward(dy: Tensor, o: Tensor, gate: Tensor | None, weight: Ten
     parts = torch.empty(B * H, triton.cdiv(T, BLOCK), D, device=o.device, dtype=torch.float32)
     _gated_norm_kernel[(H, triton.cdiv(T, BLOCK), B)](
         o, gate, weight, do, dy.contiguous(), do, dgate, parts, _head_step(weight, D), T, H, eps,
-        BLOCK=BLOCK, D=D, num_warps=WARPS, GATE=has_gate, BACKWARD=True,
+        BLOCK=BLOCK, D=D, num_warps=WARPS, GATE=has_gate, SILU=silu, BACKWARD=True,
     )  # fmt: skip
     return [do, *([dgate] if has_gate else []), _weight_gradient(parts, B, weight)]
 

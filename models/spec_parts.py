@@ -1,6 +1,6 @@
 """Parts that the specs of all models share, without torch: strict fields, and the sizes of common layers."""
 
-from typing import Annotated, ClassVar, TypeVar, dataclass_transform
+from typing import Annotated, ClassVar, Literal, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+OutputGate = Literal["sigmoid", "silu"]
 
 Spec = TypeVar("Spec")
 

@@ -125,10 +125,11 @@ class ForgettingAttention(nn.Module):
         else:
             o = self._attend_cached(q, k, v, log_fgate, seq_start, cache)
         gate = self.ogate_proj(x).view_as(o) if self.spec.use_output_gate else None
+        silu = self.spec.output_gate_activation == "silu"
         if self.spec.use_output_norm:
-            o = gated_output_norm(o, gate, self.output_norm.weight, eps=self.output_norm.eps)
+            o = gated_output_norm(o, gate, self.output_norm.weight, silu=silu, eps=self.output_norm.eps)
         elif gate is not None:
-            o = o * torch.sigmoid(gate)
+            o = o * (F.silu if silu else torch.sigmoid)(gate)
         return self.o_proj(o.flatten(-2))
 
     def project(

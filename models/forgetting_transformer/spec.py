@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from models.spec_parts import PositiveFloat, PositiveInt, WithAttentionHeads, strict
+from models.spec_parts import OutputGate, PositiveFloat, PositiveInt, WithAttentionHeads, strict
 
 ForgetGate = Literal["full", "bias_only", "fixed", "none"]
 
@@ -14,7 +14,8 @@ class ForgettingTransformerSpec(WithAttentionHeads):
     `attention`: "stick_breaking" (arXiv 2410.17980) has no gate and needs no position encoding; with `stick_remainder` the
     weight that a token's keys leave over goes to its own value. `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only"
     sigmoid(b) learned, "fixed" sigmoid(b) constant, "none" no gate. `decay_time_min`/`decay_time_max` (tokens) set the
-    initial b: required for the two constant gates (Fig. 7); without them b of "full" starts at 0. `mlp_width` overrides the
+    initial b: required for the two constant gates (Fig. 7); without them b of "full" starts at 0. `output_gate_activation`:
+    the released code has "silu", too; the papers use sigmoid. `mlp_width` overrides the
     SwiGLU width that follows from `mlp_ratio` (in small models rounding up to 256 would dominate). `window_size`: number of
     tokens that a token sees, itself included. `prune_log_tolerance`: log(eps) of adaptive computation pruning, e.g. -10;
     None computes every tile. It changes the result by less than eps, but is part of the spec because the ACP paper compares
@@ -34,6 +35,7 @@ class ForgettingTransformerSpec(WithAttentionHeads):
     qk_norm: bool = False
     qk_norm_share_param_across_head: bool = True
     use_output_gate: bool = False
+    output_gate_activation: OutputGate = "sigmoid"
     use_output_norm: bool = False
     window_size: PositiveInt | None = None
     prune_log_tolerance: float | None = None
@@ -62,6 +64,8 @@ class ForgettingTransformerSpec(WithAttentionHeads):
             raise ValueError("prune_log_tolerance needs a forget gate; forget_gate is 'none'")
         if tolerance is not None and tolerance >= 0:
             raise ValueError(f"prune_log_tolerance {tolerance}: give the log of a share, below 0, e.g. -10")
+        if self.output_gate_activation != "sigmoid" and not self.use_output_gate:
+            raise ValueError(f"output_gate_activation {self.output_gate_activation!r} needs use_output_gate, which is False")
         if (least or 0) > (most or 0):
             raise ValueError(f"decay_time_min {least} is above decay_time_max {most}")
         if self.prune_tightly and tolerance is None:

@@ -14,4 +14,6 @@ class Model(RecurrentModel):
 
     def __init__(self, spec: GatedDeltaNetSpec) -> None:
         sizes = {name: getattr(spec, name) for name in ("head_dim", "num_heads", "conv_size")}
-        super().__init__(spec, GatedDeltaNet, expand_v=spec.EXPAND_V, **sizes)
+        super().__init__(
+            spec, GatedDeltaNet, expand_v=spec.EXPAND_V, output_gate_activation=spec.output_gate_activation, **sizes
+        )

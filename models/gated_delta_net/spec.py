@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from models.spec_parts import WithDeltaRule, strict
+from models.spec_parts import OutputGate, WithDeltaRule, strict
 
 
 @strict
@@ -11,6 +11,7 @@ class GatedDeltaNetSpec(WithDeltaRule):
     of twice as many; keys have hidden_size / 2 channels in all, so that mixer and state are as large as DeltaNet's."""
 
     kind: Literal["gated_delta_net"] = "gated_delta_net"
+    output_gate_activation: OutputGate = "silu"
 
     EXPAND_V = 2
 

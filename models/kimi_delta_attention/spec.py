@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from models.spec_parts import WithDeltaRule, strict
+from models.spec_parts import OutputGate, WithDeltaRule, strict
 
 
 @strict
@@ -10,6 +10,7 @@ class KimiDeltaAttentionSpec(WithDeltaRule):
     """Kimi Delta Attention with short convolutions, hidden_size / head_dim heads, output gate; gates are of rank `head_dim`."""
 
     kind: Literal["kimi_delta_attention"] = "kimi_delta_attention"
+    output_gate_activation: OutputGate = "sigmoid"
 
     @property
     def mixer_params(self) -> int:

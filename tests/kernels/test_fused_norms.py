@@ -55,6 +55,8 @@ def test_gated_output_norm_is_the_formula() -> None:
     low, coarse = o.bfloat16(), gate.bfloat16()
     exact = rms_norm(low.float(), (16,), eps=1e-6) * weight.view(3, 16) * torch.sigmoid(coarse.float())
     assert torch.equal(gated_output_norm(low, coarse, weight), exact.bfloat16()), "rounded once, at the end"
+    found = gated_output_norm(low, coarse, weight, silu=True)
+    assert torch.equal(found, (exact * coarse.float()).bfloat16())
 
 
 def test_norm_of_gated_is_what_stands_in_for_fla_s() -> None:
@@ -121,10 +123,10 @@ def compare_with_kernels(
             lambda y, z, w: norm_of_gated(y, z[:, :-1, : y.shape[-1]], w),
             [y, z, torch.randn(3 * D, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(device)],
         )
-        for g in (gate, None):
+        for g, swish in ((gate, False), (gate, True), (None, False)):
             check(
-                lambda o, g, w: triton_gated_norm(o, g, w.reshape(-1), 1e-6),
-                lambda o, g, w: gated_output_norm(o, g, w),
+                lambda o, g, w, swish=swish: triton_gated_norm(o, g, w.reshape(-1), 1e-6, swish),
+                lambda o, g, w, swish=swish: gated_output_norm(o, g, w, silu=swish),
                 [x, g, weight],
             )
 

@@ -60,6 +60,7 @@ def test_small_operations_are_one_pass(calls):
     of = fused_norms.shift_and_norm
     assert of(x, alpha, per_head, before_B1HD=before, eps=0.5) == of(x, None, shared) == of(x, alpha, None) == "y"
     assert fused_norms.gated_output_norm(x, gate, per_head, eps=0.25) == fused_norms.gated_output_norm(x, None, shared) == "y"
+    assert fused_norms.gated_output_norm(x, gate, shared, silu=True) == "y"
     y, z, weight = there(2, 3, 6), there(2, 3, 6), there(6)
     assert fused_norms.norm_of_gated(y, z, weight, eps=0.125) == fused_norms.norm_of_gated(y, z, weight) == "y"
     both, taps = there(2, 6, grad=True), there(6, 4)
@@ -68,7 +69,8 @@ def test_small_operations_are_one_pass(calls):
     wanted = [
         ("triton_shift_and_norm", x, alpha, per_head.reshape(-1), before, 0.5),
         ("triton_shift_and_norm", x, None, shared, None, 1e-5), ("triton_shift_and_norm", x, alpha, None, None, 1e-5),
-        ("triton_gated_norm", x, gate, per_head.reshape(-1), 0.25), ("triton_gated_norm", x, None, shared, 1e-6),
+        ("triton_gated_norm", x, gate, per_head.reshape(-1), 0.25, False),
+        ("triton_gated_norm", x, None, shared, 1e-6, False), ("triton_gated_norm", x, gate, shared, 1e-6, True),
         ("triton_norm_of_gated", y, z, weight, 0.125), ("triton_norm_of_gated", y, z, weight, 1e-5),
         ("triton_swiglu", both), ("triton_causal_conv_silu", y, taps, weight), ("triton_causal_conv_silu", y, taps, None),
     ]  # fmt: skip

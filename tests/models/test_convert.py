@@ -19,6 +19,7 @@ from models.build import build_model, load_model, num_params, spec_of
 from models.convert import convert, main, save_authors
 from models.forgetting_transformer.spec import ForgetGate
 from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec
+from models.spec_parts import OutputGate
 
 MODEL_TYPES = {
     "fox_pro": "forgetting_transformer-project_fox",
@@ -96,6 +97,7 @@ FIELDS = {
     "ssm_state_size": st.integers(1, 64),
     "attention": st.sampled_from(("softmax", "stick_breaking")),
     "forget_gate": st.sampled_from(get_args(ForgetGate)),
+    "output_gate_activation": st.sampled_from(get_args(OutputGate)),
     "decay_time_min": st.none() | st.floats(1, 9),
     "decay_time_max": st.none() | st.floats(9, 99),
     "rope_base": st.floats(1e3, 1e6),
@@ -104,7 +106,7 @@ FIELDS = {
     "initializer_range": st.floats(0.01, 0.1),
 }
 """Values of the fields that are no switch."""
-REFUSED = {"attention", "prune_tightly", "use_lower_bound"}
+REFUSED = {"attention", "output_gate_activation", "prune_tightly", "use_lower_bound"}
 """Fields whose other values the format cannot hold."""
 
 
@@ -120,7 +122,7 @@ def test_every_field_comes_back_or_is_refused(kind, data):
         spec = kind(**drawn)
     except ValidationError:
         reject()
-    other = {name for name in REFUSED & set(names) if drawn[name] not in (False, "softmax")}
+    other = {name for name in REFUSED & set(names) if drawn[name] not in (False, "softmax", "sigmoid")}
     if not other:
         assert spec_from_authors(json.loads(json.dumps(config_for_authors(spec)))) == spec
         return

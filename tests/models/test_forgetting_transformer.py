@@ -33,6 +33,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "only_qk_norm": {"qk_norm": True},
     "only_output_gate": {"use_output_gate": True},
     "only_output_norm": {"use_output_norm": True},
+    "silu_output_gate": {"use_output_gate": True, "output_gate_activation": "silu"},
+    "silu_pro": {**PRO, "output_gate_activation": "silu"},
     "bias_only": {"forget_gate": "bias_only", **CONSTANT},
     "fixed": {"forget_gate": "fixed", **CONSTANT},
     "window": {**PRO, "window_size": 3},
@@ -118,7 +120,8 @@ def reference_attention(x: torch.Tensor, w: dict[str, torch.Tensor], spec: Forge
         o = rms(o, spec.norm_eps) * w["output_norm.weight"].view(heads, D)
     o = o.reshape(T, -1)
     if spec.use_output_gate:
-        o = o * torch.sigmoid(x @ w["ogate_proj.weight"].T)
+        z = x @ w["ogate_proj.weight"].T
+        o = o * torch.sigmoid(z) * (z if spec.output_gate_activation == "silu" else 1)
     return o @ w["o_proj.weight"].T
 
 
@@ -155,6 +158,7 @@ def test_logits_equal_the_written_out_reference(variant):
         ({"stick_remainder": True}, "attention is 'softmax'"),
         ({**STICK, "prune_log_tolerance": -10.0}, "needs a forget gate"),
         ({"prune_tightly": True}, "needs prune_log_tolerance"),
+        ({"output_gate_activation": "silu"}, "'silu' needs use_output_gate"),
         ({"forget_gate": "fixed"}, "give both decay times"),
     ],
 )
