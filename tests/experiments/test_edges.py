@@ -215,7 +215,7 @@ def test_rows_are_kept_by_the_training_that_they_are_of(
 
 
 @pytest.mark.parametrize(("eval_id", "difference", "far", "told"), [
-    ("k-1", None, "", {}), ("k-1", 0.0, "", {"reproduced": 1}), ("k-1", 1e-4, "", {"reproduced": 1}),
+    ("k-1", None, "", {}), ("k-1", 0.0, "", {"reproduced": {"k-1 of a"}}), ("k-1", 1e-4, "", {"reproduced": {"k-1 of a"}}),
     ("k-1", 2e-4, "", {"differing": {"k-1 of a": 2e-4}}), ("k-1", 2e-4, "far", {"beyond": {"k-1 of a": "far"}}),
     ("throughput-1", 9.0, "far", {}), ("attention_speed-1", 9.0, "", {}),
 ])  # fmt: skip

@@ -152,8 +152,8 @@ def reports() -> Iterator[str]:
         ({}, {}, [], list("abcde"), 1),
     ):  # fmt: skip
         console, out = said()
-        first = Collected("s", 2, reproduced, differing, beyond, left_out=left, beside=beside)
-        both = [first, Collected("t", 1, reproduced, left_out=["x"] if left else [])]
+        first = Collected("s", 2, {*map(str, range(reproduced))}, differing, beyond, left_out=left, beside=beside)
+        both = [first, Collected("t", 1, {f"of t: {n}" for n in range(reproduced)}, left_out=["x"] if left else [])]
         yield f"all reproduced: {execute._report_reproduced(both, {}, console)}"
         yield from out.getvalue().splitlines()
 
