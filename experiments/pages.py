@@ -18,7 +18,7 @@ from analysis.statistics import LEVEL, Estimate
 from analysis.study import Study
 from analysis.style import millions, tokens, trained_elsewhere
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, timed
-from experiments.beyond import context_use, gate_by_tokens, gate_starts, last_words, mqar, mqar_gates
+from experiments.beyond import context_use, gate_by_tokens, gate_starts, last_words, mqar, mqar_gates, output_gates
 from experiments.beyond.acp_tight import by_code
 from experiments.beyond.cache_eviction import remaining
 from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
@@ -73,6 +73,7 @@ def fill(template: Path, facts: Facts) -> str:
         "recalled_from": mqar_gates.shares,
         "gate_starts": mqar_gates.STARTS,
         "by_start": gate_starts.by_start,
+        "by_gate": output_gates.by_gate,
         "level": f"{LEVEL:.0%}",
         "papers_budget": PAPERS_BUDGET,
         "papers_step": (-math.log(MOST_GAIN), -math.log(LEAST_GAIN)),
