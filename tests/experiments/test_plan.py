@@ -551,7 +551,8 @@ def test_a_unique_beginning_of_a_name_is_enough_and_a_wrong_name_says_what_was_m
     for name, said in (
         ("table", "several figures and tables begin with it: .*table1_lm_eval"),
         ("figure2", r"did you mean fig2_per_token_loss\?"),
-        ("throughput", r"did you mean table6_throughput or output_gates\?"), ("zzz", "no such figure or table; choose from fig1_arch"),
+        ("throughput", r"did you mean table6_throughput or output_gates\?"),
+        ("zzz", "no such figure or table; choose from fig1_arch"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{name}: .*{said}"):
             chosen([name])
