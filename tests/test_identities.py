@@ -43,6 +43,7 @@ MODEL_CHANGES = [
     (FOX, WIDTH | MLP | dict(num_heads=4, forget_gate="none", use_rope=True, rope_base=1e4, use_k_shift=True, use_v_shift=True,
                              qk_norm=True, qk_norm_share_param_across_head=False, use_output_gate=True, use_output_norm=True,
                              window_size=8, prune_log_tolerance=-10.0, initializer_range=0.1)),
+    (dataclasses.replace(FOX, use_output_gate=True), dict(output_gate_activation="silu")),
     (PLAIN, dict(attention="stick_breaking")),
     (STICK, dict(stick_remainder=True)),
     (FIXED, dict(decay_time_min=3.0, decay_time_max=9.0, forget_gate="bias_only")),

@@ -107,7 +107,7 @@ FAULTS = {
     "test_forgetting_transformer": [
         ("decay_time_bias", "-torch.log(torch.expm1(1.0 / times))", "torch.log(torch.expm1(1.0 / times))"),
         ("rotate", "second * cos + first * sin", "second * cos - first * sin"),
-        ("ForgettingAttention.forward", "torch.sigmoid(gate)", "gate"),
+        ("ForgettingAttention.forward", "(F.silu if silu else torch.sigmoid)(gate)", "gate"),
         (
             "ForgettingAttention.threshold",
             "pruning_threshold(bound, k.shape[1], log_tolerance)",
