@@ -15,7 +15,7 @@ class ForgettingTransformerSpec(WithAttentionHeads):
     weight that a token's keys leave over goes to its own value. `forget_gate`: "full" sigmoid(w.x_t + b), "bias_only"
     sigmoid(b) learned, "fixed" sigmoid(b) constant, "none" no gate. `decay_time_min`/`decay_time_max` (tokens) set the
     initial b: required for the two constant gates (Fig. 7); without them b of "full" starts at 0. `output_gate_activation`:
-    the released code has "silu", too; the papers use sigmoid. `mlp_width` overrides the
+    "sigmoid" in the papers; "silu" is not in them. `mlp_width` overrides the
     SwiGLU width that follows from `mlp_ratio` (in small models rounding up to 256 would dominate). `window_size`: number of
     tokens that a token sees, itself included. `prune_log_tolerance`: log(eps) of adaptive computation pruning, e.g. -10;
     None computes every tile. It changes the result by less than eps, but is part of the spec because the ACP paper compares
