@@ -160,8 +160,8 @@ def tokens(count: float) -> str:
 
 
 def millions(count: float) -> str:
-    """Print a number in millions: 57300000 -> '57.3M'."""
-    return f"{count / 1e6:.3g}M"
+    """Print a number in millions, or from a thousand of them on in billions: 57300000 -> '57.3M', 7.5e9 -> '7.5B'."""
+    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
 
 
 def token_ticks(axes: Axes, longest: int, pieces: int = 8) -> None:

@@ -48,14 +48,10 @@ def runs(scale, seeds):
         count, warmup = (
             round(share * each / scale.batch_tokens) * scale.batch_tokens for each in (scale.train_tokens, scale.warmup_tokens)
         )
-        at, label = whole.get(count), f"{_count(count)} tokens"
+        at, label = whole.get(count), f"{millions(count)} tokens"
         train = {} if at else dict(train_tokens=count, warmup_tokens=warmup)
         for pair in BLOCKS:
             yield from recipes(at or scale, pair, seeds, axes=dict(train_tokens=count), label=label, train=train)
-
-
-def _count(count: float) -> str:
-    return f"{count / 1e9:.3g}B" if count >= 1e9 else millions(count)
 
 
 def worths(study: Study) -> dict[tuple[str, str], dict[int, Estimate]]:
@@ -123,7 +119,7 @@ def draw(study: Study) -> Files:
         if (law := law_of(found[pair])) and law.refuted:
             words = f"no power law fits:\n{law.fit}"
             axes.text(0.97, 0.96, words, transform=axes.transAxes, ha="right", va="top")
-        doublings_axis(axes, map(round, _ticks(*ends, (1,) if ends[1] > 100 * ends[0] else (1, 2, 5))), _count)
+        doublings_axis(axes, map(round, _ticks(*ends, (1,) if ends[1] > 100 * ends[0] else (1, 2, 5))), millions)
         axes.set(title=f"{block} block", xlabel="training tokens", xlim=ends, ylim=limits)
     if logs:
         row[0].set_yscale("log")
@@ -205,8 +201,8 @@ def summary(study: Study) -> Table:
     for count in sorted({count for own in found.values() for count in own}):
         there = [own.get(count) for own in found.values()]
         before = [foretold(own, count) for own in found.values()]
-        cells[f"{_count(count)} tokens"] = [*map(_value, there), *(_followed(law, count) for law in before)]
-        seeds[f"{_count(count)} tokens"] = min(each.seeds for each in there if each)
+        cells[f"{millions(count)} tokens"] = [*map(_value, there), *(_followed(law, count) for law in before)]
+        seeds[f"{millions(count)} tokens"] = min(each.seeds for each in there if each)
     every = laws(study)
     printed = [_value(Estimate(value)) for value in papers().values()]
     cells[f"the paper, {PAPERS_BUDGET}"] = [*printed, *(_followed(law, PAPERS_TOKENS) for law in every)]
@@ -236,12 +232,12 @@ def findings(study: Study) -> list[str]:
 
 def _said(pair: tuple[str, str], own: Mapping[int, Estimate]) -> str:
     most, law, printed = max(own), law_of(own), papers()[pair]
-    worth = " and ".join(f"{with_interval(own[end], 'nats')} at {_count(end)}" for end in dict.fromkeys((min(own), most)))
+    worth = " and ".join(f"{with_interval(own[end], 'nats')} at {millions(end)}" for end in dict.fromkeys((min(own), most)))
     text = f"{BLOCKS[pair][1]} block: the gate is worth {worth} training tokens"
     if law is None:
         return f"{text}; no law is fitted, which takes two numbers of tokens, worths above 0 and known noise."
     if law.refuted:
-        steps = ", ".join(f"from {_count(a)} to {_count(b)} it {_trend(_more(own[a], own[b]))}" for a, b in pairwise(own))
+        steps = ", ".join(f"from {millions(a)} to {millions(b)} it {_trend(_more(own[a], own[b]))}" for a, b in pairwise(own))
         parts = [f"{text}; no power law fits ({law.fit}).", f"{steps[0].upper()}{steps[1:]}."]
     else:
         _, low, high = there = law.at(PAPERS_TOKENS)
@@ -249,12 +245,12 @@ def _said(pair: tuple[str, str], own: Mapping[int, Estimate]) -> str:
         how = "; ".join(filter(None, (f"b {with_interval(law.exponent, '')}", law.fit)))
         parts = [
             f"{text}; it {_trend(law.exponent.negative())} (as tokens^-b, {how}).",
-            f"At {_count(2 * most)} tokens this law has {_printed(law.at(2 * most))}, at {_count(PAPERS_TOKENS)} "
+            f"At {millions(2 * most)} tokens this law has {_printed(law.at(2 * most))}, at {millions(PAPERS_TOKENS)} "
             f"{_printed(there)}; the paper's {number(printed)} ({PAPERS_BUDGET}) lies {place} this interval.",
         ]
     if (before := foretold(own, most)) and not before.refuted:
         what = in_words(_more(before.log_at(most), log_of(own[most])), "less", "more", "the same within noise")
-        parts.append(f"From fewer tokens the law has {_printed(before.at(most))} at {_count(most)}; measured is {what}.")
+        parts.append(f"From fewer tokens the law has {_printed(before.at(most))} at {millions(most)}; measured is {what}.")
     return " ".join(parts)
 
 

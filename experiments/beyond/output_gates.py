@@ -1,24 +1,24 @@
 """Beyond the papers: Output gates, by their activation.
 
 FoX (Pro), Transformer (Pro) and Kimi Delta Attention multiply what a head reads by the sigmoid of a gate, Gated DeltaNet by its
-SiLU. Here each of them is trained with both, on the tokens of the ablations. How much of their distances is due to this choice?
-Not in the papers."""
+SiLU. Here each of them is trained with both, on the tokens of the ablations and on all of the scale. How much of their
+distances is due to this choice, and does it last? Not in the papers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
-from analysis.curves import LossCurve, difference, loss_curves
+from analysis.curves import LossCurve, compare, difference, loss_curves
 from analysis.names import title
 from analysis.statistics import Estimate
 from analysis.study import Study
-from analysis.style import about, tokens
+from analysis.style import about, millions, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import in_words, with_interval
 from experiments.beyond.successors import FOX
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import for_ablations
+from experiments.scales import Scale, get_scale, with_shorter
 
 OWN = {FOX: "sigmoid", "transformer_pro": "sigmoid", "gated_delta_net": "silu", "kimi_delta_attention": "sigmoid"}
 """The activation that each model has elsewhere."""
@@ -27,10 +27,14 @@ AXES = {"output_gate": tuple(ACTIVATIONS)}
 
 
 def runs(scale, seeds):
-    at = for_ablations(scale)
-    for (model, own), gate in product(OWN.items(), ACTIVATIONS):
+    for at, (model, own), gate in product(with_shorter(scale), OWN.items(), ACTIVATIONS):
         changes = {} if gate == own else dict(output_gate_activation=gate)
-        yield from recipes(at, model, seeds, axes=dict(output_gate=gate), label=f"{model}, {ACTIVATIONS[gate]}", model=changes)
+        label = f"{model}, {ACTIVATIONS[gate]}, {_budget(at)}"
+        yield from recipes(at, model, seeds, axes=dict(output_gate=gate), label=label, model=changes)
+
+
+def _budget(scale: Scale) -> str:
+    return f"{millions(scale.train_tokens)} tokens"
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,12 @@ class Gated:
         return difference(own, others) if own and others and own is not others else None
 
 
-def by_gate(study: Study) -> Mapping[str, Gated]:
-    """Return what is stored by model, in the order of `OWN`."""
-    curves = {(curve.model, curve.axes["output_gate"]): curve for curve in loss_curves(study)}
-    found = {model: Gated(*(curves.get((model, gate)) for gate in ACTIVATIONS)) for model in OWN}
-    return {model: each for model, each in found.items() if each.sigmoid or each.silu}
+def by_gate(study: Study) -> Mapping[str, Mapping[str, Gated]]:
+    """Return what is stored by scale, fewest training tokens first, and by model in the order of `OWN`."""
+    curves = {(curve.scale, curve.model, curve.axes["output_gate"]): curve for curve in loss_curves(study)}
+    scales = sorted({scale for scale, *_ in curves}, key=lambda scale: get_scale(scale).train_tokens)
+    found = {at: {model: Gated(*(curves.get((at, model, gate)) for gate in ACTIVATIONS)) for model in OWN} for at in scales}
+    return {at: {model: each for model, each in own.items() if each.sigmoid or each.silu} for at, own in found.items()}
 
 
 def summary(study: Study) -> Table:
@@ -63,30 +68,48 @@ def summary(study: Study) -> Table:
     columns = [Column(gate, name, 3, "lower") for gate, name in ACTIVATIONS.items()]
     columns += [Column("gain", "SiLU minus sigmoid", 3, style="signed")]
     columns += [Column(f"behind_{gate}", f"above FoX (Pro), {name}", 3, style="signed") for gate, name in ACTIVATIONS.items()]
-    found = by_gate(study)
-    fox = found.get(FOX, Gated(None, None))
     cells: dict[str, list[Cell]] = {}
-    for model, each in found.items():
-        curves = (each.sigmoid, each.silu)
-        losses: list[Cell] = [None if curve is None else curve.log_p(curve.train_len) for curve in curves]
-        cells[title(model)] = [*losses, each.gain, *(each.behind(fox, gate) for gate in ACTIVATIONS)]
+    for at, found in by_gate(study).items():
+        fox = found.get(FOX, Gated(None, None))
+        for model, each in found.items():
+            curves = (each.sigmoid, each.silu)
+            losses: list[Cell] = [None if curve is None else curve.log_p(curve.train_len) for curve in curves]
+            label = f"{title(model)}, {_budget(get_scale(at))}"
+            cells[label] = [*losses, each.gain, *(each.behind(fox, gate) for gate in ACTIVATIONS)]
     note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds. One learning rate for all."
     return over_seeds(f"Mean loss up to {tokens(study.train_len)} (nats) by the output gate's activation", columns, cells, note)
 
 
+def lasting(fewer: Gated, more: Gated) -> Estimate | None:
+    """Return SiLU minus sigmoid (nats) with more tokens, less the same with fewer; None if a run is missing."""
+    parts = [(1.0, more.silu), (-1.0, more.sigmoid), (-1.0, fewer.silu), (1.0, fewer.sigmoid)]
+    if not all(curve for _, curve in parts):
+        return None
+    return compare(*((sign, curve, 1, curve.train_len) for sign, curve in parts if curve))
+
+
 def findings(study: Study) -> list[str]:
-    """Say for each model which activation has the lower loss, and how FoX (Pro)'s distance from the others depends on it."""
-    found = by_gate(study)
-    fox, told = found.get(FOX, Gated(None, None)), []
-    for model, each in found.items():
-        if each.gain is None:
-            continue
-        said = in_words(each.gain, "a lower loss with SiLU than with sigmoid", "a higher loss with SiLU than with sigmoid",
-                        "a loss with SiLU within noise of that with sigmoid")  # fmt: skip
-        sentence = f"{title(model)} has {said} ({with_interval(each.gain, 'nats')})"
-        both = [each.behind(fox, gate) for gate in ACTIVATIONS]
-        if all(both):
-            before, after = (with_interval(one, "nats") for one in both if one)
-            sentence += f"; relative to FoX (Pro) its loss is {before} with sigmoid and {after} with SiLU"
-        told.append(f"{sentence}.")
+    """Say for each budget and model which activation has the lower loss, how FoX (Pro)'s distance from the others depends on
+    it, and whether more tokens change it."""
+    every, told = by_gate(study), []
+    for at, found in every.items():
+        fox, trained = found.get(FOX, Gated(None, None)), _budget(get_scale(at))
+        for model, each in found.items():
+            if each.gain is None:
+                continue
+            said = in_words(each.gain, "a lower loss with SiLU than with sigmoid", "a higher loss with SiLU than with sigmoid",
+                            "a loss with SiLU within noise of that with sigmoid")  # fmt: skip
+            sentence = f"With {trained} {title(model)} has {said} ({with_interval(each.gain, 'nats')})"
+            both = [each.behind(fox, gate) for gate in ACTIVATIONS]
+            if all(both):
+                before, after = (with_interval(one, "nats") for one in both if one)
+                sentence += f"; relative to FoX (Pro) its loss is {before} with sigmoid and {after} with SiLU"
+            told.append(f"{sentence}.")
+    for (fewer, some), (more, others) in pairwise(every.items()):
+        for model in some:
+            change = lasting(some[model], others.get(model, Gated(None, None)))
+            if change:
+                said = in_words(change, "SiLU gains more", "SiLU gains less", "SiLU's gain cannot be told to change")
+                pair = f"with {_budget(get_scale(more))} than with {_budget(get_scale(fewer))}"
+                told.append(f"{title(model)}: {said} {pair} ({with_interval(change, 'nats')}).")
     return told or ["No model was trained with both activations."]
