@@ -162,6 +162,10 @@ class Backbone(nn.Module):
             raise ValueError(f"past_key_values of {cached} tokens with gradients, which a cache does not propagate: {remedy}")
         cache = past_key_values if past_key_values is not None or recomputed or not use_cache else DecodingCache()
         rows, new = input_ids.shape
+        if cache is not None and cache.stays and not self.spec.has_places:
+            given = f"room={cache.room}" if cache.longest is None else f"longest={cache.longest}"
+            rule = "steps of this model cannot be replayed, as not all its states stay at fixed addresses"
+            raise ValueError(f"{given}: {rule}; give a cache without room and longest")
         if cache is not None:
             cache.begin(rows, new, x.device, product_dtype(x))
         if cache is not None and (attention_mask is None or cache.one_by_one(new)):

@@ -39,7 +39,8 @@ class ModelKind:
 
     @property
     def has_places(self) -> bool:
-        """Tell whether all states of cached decoding can stay at fixed addresses (`DecodingCache` with room)."""
+        """Tell whether a step of cached decoding can be replayed (`DecodingCache` with room): all states can stay at fixed
+        addresses, and no layer reads the number of cached tokens on the host."""
         return True
 
     @property
