@@ -17,7 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from transformers import PreTrainedModel
 
-from eval.lm_eval.spec import SHARES, Spec, check_names
+from eval.lm_eval.spec import IN_PERCENT, SHARES, Spec, check_names
 from eval.lm_eval.task_files import HARNESS_VERSION, answer_options, load_tasks, quiet, write_stand_ins
 from eval.lm_eval.tasks import TABLE
 from eval.shell.batching import Row, Scored, at_ends, check_positions, in_batches, score
@@ -183,7 +183,7 @@ def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
         yield {
             "task": task,
             "metric": metric,
-            **value_of(scores, metric, 100.0 if metric.startswith(SHARES) else 1.0),
+            **value_of(scores, metric, 100.0 if metric.startswith(SHARES) and task not in IN_PERCENT else 1.0),
             "num_examples": int(results["n-samples"][task]["effective"]),
             "task_version": str(results["versions"][task]),
             "harness_version": HARNESS_VERSION,

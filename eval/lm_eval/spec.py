@@ -19,6 +19,8 @@ from training.spec import RunSpec
 
 SHARES = ("acc", "exact_match", "f1")
 """Prefixes of the metrics that are given in percent."""
+IN_PERCENT = ("squadv2",)
+"""Tasks of the harness whose scores are in percent already."""
 
 
 @strict

@@ -128,6 +128,12 @@ def test_shares_are_in_percent_and_other_metrics_plain():
     assert {(row["add_bos"], row["batch_size"], row["num_examples"], row["task_version"]) for row in rows} == {(1, 5, 3, "2")}
 
 
+def test_scores_in_percent_stay():
+    results = {"results": {"squadv2": {"f1,none": 40.5, "exact,none": 40.5}},
+               "n-samples": {"squadv2": {"effective": 3}}, "versions": {"squadv2": 4}}  # fmt: skip
+    assert [row["value"] for row in lm_eval._rows("squadv2", results, of_harness())] == [40.5, 40.5]
+
+
 @pytest.mark.parametrize(("changes", "scored"), [({"add_bos": True}, True), ({"add_bos": False}, False)])
 def test_whole_texts_have_a_bos_of_their_own_where_contexts_have(changes, scored):
     setting = SimpleNamespace(corpus=None, precision="fp32", sources=SimpleNamespace(include_path=None))
