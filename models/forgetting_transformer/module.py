@@ -246,8 +246,8 @@ class ForgettingAttention(nn.Module):
     ) -> Tensor:
         """Attend over the cached keys and the new ones; the cache keeps those that a later token can see."""
         assert cache.longest is not None
-        if log_fgate is None or not self.spec.qk_norm or self.spec.window_size is not None:
-            needed = "forget gates, QK-norm, whose scales bound all logits to come, and no window"
+        if log_fgate is None or not self.spec.qk_norm:
+            needed = "forget gates, and QK-norm, whose scales bound all logits to come"
             raise ValueError(f"a cache with longest={cache.longest} evicts keys, which needs {needed}: use fox_pro")
         new, cached = q.shape[1], cache.seq_len
         if cached == 0:

@@ -135,9 +135,11 @@ def test_what_it_cannot_do_is_said(model):
         model(text[:, 20:21], past_key_values=cache)
         with pytest.raises(ValueError, match="token 22 is beyond longest=21"):
             model(text[:, 21:22], past_key_values=cache)
-        for changes in ({"qk_norm": False}, {"forget_gate": "none"}, {"window_size": 8}):
+        needs = r"needs forget gates, and QK-norm, .*: use fox_pro"
+        places = f"longest={LENGTH}: steps of this model cannot be replayed"
+        for changes, said in (({"qk_norm": False}, needs), ({"forget_gate": "none"}, needs), ({"window_size": 8}, places)):
             other = build_model(ForgettingTransformerSpec(**BASE, **{**PRO, **changes}))
-            with pytest.raises(ValueError, match=r"needs forget gates, QK-norm, .* no window: use fox_pro"):
+            with pytest.raises(ValueError, match=said):
                 other(text, past_key_values=DecodingCache(longest=LENGTH))
     with pytest.raises(ValueError, match="beams need a cache without"):
         cache.reorder_cache(torch.tensor([1, 0]))
