@@ -21,6 +21,8 @@ from pathlib import Path
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "mariadb": "mariadb-client-core"}
 PLUGIN = "slurm-wlm-mysql-plugin"  # of slurmdbd; has no program of its own
+PATIENCE = 4
+"""By what factor a busy machine may be slower than an idle one."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,9 @@ class Slurm:
 
 
 def until(condition: Callable[[], object], seconds: float, what: str, fail: bool = True, every: float = 0.1) -> None:
-    """Wait for `condition`; TimeoutError that names `what` never came."""
+    """Wait for `condition`. `seconds`: what an idle machine needs at most; a busy one gets PATIENCE times as long. TimeoutError
+    if `what` never came; without `fail` return after `seconds`."""
+    seconds *= PATIENCE if fail else 1
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

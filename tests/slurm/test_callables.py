@@ -87,7 +87,7 @@ def test_the_local_executor_goes_on_after_preemption(checkout, texts, undisturbe
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_slurms_executor_goes_on_after_preemption(suite: Suite, texts, undisturbed, tmp_path):
     corpora = undisturbed.path.parents[2] / "corpora"
     assert_went_on(figure(suite.checkout, "slurm", tmp_path, texts, corpora, suite.slurm.environment), undisturbed)

@@ -13,7 +13,7 @@ from slurm import client
 from tests.slurm.daemons import until
 from tests.slurm.graphs import FOX, TRANSFORMER, Graph, Suite, assert_same_rows, assert_same_run, pending_signal, starts
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 CURVES = "appendix_training_curves"
 
 
