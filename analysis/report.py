@@ -24,7 +24,7 @@ from analysis.names import rank, title
 from analysis.study import Study
 from analysis.style import DPI, PAPER_SCALE, WIDTH
 from analysis.tables import Table, read_off, to_html
-from analysis.verdict import PERPLEXITY, RATIO, Claim, Comparison, Look, Status, Verdict, amount, judge, not_measured, number
+from analysis.verdict import PERPLEXITY, RATIO, Claim, Comparison, Look, Status, Verdict, judge, not_measured, number
 from results.atomic import write_atomic
 from results.provenance import commit_name
 
@@ -226,9 +226,7 @@ def _statistic(decisive: Comparison) -> str:
     text = f"{decisive.name}; asked for {decisive.asked}"
     if logs or decisive.shown:
         text += f"; {'log ' if logs else ''}{number(estimate.effect)}{'' if logs else ' ' + decisive.unit}"
-    if estimate.detectable:
-        text += f"; detectable {amount(estimate.detectable, decisive.unit)}"
-    return text
+    return f"{text}; detectable {decisive.detectable}" if decisive.detectable else text
 
 
 def _place(claim: Claim) -> tuple[str, int, str]:

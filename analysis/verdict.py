@@ -92,10 +92,19 @@ class Comparison:
         return f"{signs[self.strict]} {bound}"
 
     @property
+    def ours(self) -> str:
+        """The effect with its interval."""
+        return self.shown or with_interval(self.estimate, self.unit)
+
+    @property
     def beside_the_paper(self) -> str:
         """The effect with its interval, then the paper's: "0.20 [0.19, 0.21], paper 0.3 to 0.5"."""
-        ours = self.shown or with_interval(self.estimate, self.unit)
-        return f"{ours}, paper {self.paper}" if self.paper else ours
+        return f"{self.ours}, paper {self.paper}" if self.paper else self.ours
+
+    @property
+    def detectable(self) -> str:
+        """The smallest effect that this design detects in 80% of repetitions; empty without noise."""
+        return amount(self.estimate.detectable, self.unit) if self.estimate.detectable else ""
 
     def __str__(self) -> str:
         shown = f"; {with_interval(self.estimate, self.unit)}" if self.shown else ""

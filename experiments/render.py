@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from analysis import report
-from analysis.statistics import LEVEL
+from analysis.statistics import LEVEL, POWER
 from analysis.study import Study, read_lines, study_file
 from analysis.verdict import JUDGED, Claim, Status, Verdict, judge
 from data.spec import DataSpec
@@ -175,7 +175,7 @@ def write_claims(scale: str, results_dir: Path, read: Mapping[str, Study]) -> Pa
     texts = any(TEXTS in how for _, how, _ in seen)
     by_noise = (*JUDGED, Status.UNDECIDED)
     families = sum(any(verdict.status in by_noise for _, verdict in judged) for _, _, judged in seen)
-    said = dict(folder=_folder(results_dir), texts=texts, families=families, chance=1 - LEVEL)
+    said = dict(folder=_folder(results_dir), texts=texts, families=families, chance=1 - LEVEL, power=f"{POWER:.0%}")
     write_atomic(path, page.render(scale=scale, seen=seen, unseen=unseen, **said))
     return path
 

@@ -37,7 +37,7 @@ def test_the_page_of_claims_has_command_minutes_number_and_where_it_was_seen(tmp
     (c1,) = [verdict for claim, verdict in judge(fig2_per_token_loss.CLAIMS, study) if claim.id == "C1"]
     assert f"`python -m experiments run fig2_per_token_loss --scale tiny --seeds 0,1 --results-dir {tmp_path}`" in text
     (row,) = (line for line in text.splitlines() if line.startswith("| C1 |"))
-    assert row.endswith(f"| {c1.decisive} | 2 | {c1.status} |") and "% [" in row
+    assert row.endswith(f"| {c1.decisive} | {c1.decisive.detectable} | 2 | {c1.status} |") and "% [" in row
     newest = max(study.all_metas, key=lambda meta: meta["created"])
     assert f"Last seen {newest['created'][:10]} on {newest['provenance']['device']}" in text
     assert "14 trainings, 21 minutes on Synthetic device" in text
