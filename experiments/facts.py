@@ -24,6 +24,7 @@ from kernels.benchmark.rows import PLACE, SHAPE, by_provider, compared, drawn_pl
 from results.measured import FOLDER, read
 from results.store import read_evaluation, read_run, starts_of, trainings_of
 from training.hardware import DENSE_BF16_PEAK
+from training.signals import EXIT_ERROR
 from training.spec import RunSpec
 
 MAIN = "fig2_per_token_loss"
@@ -84,8 +85,9 @@ class Facts:
         return artefacts()[stem].findings(self.study(stem, scale))
 
     def spent(self, size: str, recall: bool | None = None) -> dict[str, Any]:
-        """Totals over the runs of all scales of a size (on recall, on texts, or both): runs, runs without a recorded start,
-        tokens and GPU-hours; fewest and most parameters; and the most epochs of any run."""
+        """Totals over the runs of all scales of a size (on recall, on texts, or both): runs, those without a recorded start,
+        starts with a recorded end, those that ended with an error, tokens and GPU-hours; fewest and most parameters; and the
+        most epochs of any run."""
         folders = [each for each in self.results_dir.iterdir() if size_of(each.name) == size]
         records = [read_run(path) for folder in folders for path in (folder / "runs").glob("*.json")]
         records = [each for each in records if recall in (None, bool(each["spec"]["data"].get("recall")))]
@@ -95,8 +97,10 @@ class Facts:
         read_most = max(start.get("epochs", 0.0) for start in starts)
         count = sum(start["end"].get("tokens") or 0 for start in starts)
         unstarted = sum(not record["starts"] for record in records)
+        failed = sum(start["end"].get("exit_code") == EXIT_ERROR for start in starts)
+        how = {"runs": len(records), "unstarted": unstarted, "starts": len(starts), "failed": failed}
         sizes = {"fewest": min(params), "most": max(params)}
-        return {"runs": len(records), "unstarted": unstarted, "tokens": count, "hours": hours, "epochs": read_most, **sizes}
+        return {**how, "tokens": count, "hours": hours, "epochs": read_most, **sizes}
 
     def size(self, scale: str) -> dict[str, float]:
         """Fewest and most parameters of the main models, median minutes of a run with all its starts, and the most epochs."""

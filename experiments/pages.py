@@ -14,9 +14,10 @@ import numpy as np
 from analysis.curves import LossCurve, by_model, compare, context_losses, difference, loss_curves, perplexity
 from analysis.names import title
 from analysis.pruning import skipped
-from analysis.statistics import LEVEL, Estimate
+from analysis.statistics import LEVEL, POWER, Estimate
 from analysis.study import Study
 from analysis.style import millions, tokens, trained_elsewhere
+from analysis.verdict import Verdict
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, timed
 from experiments.beyond import context_use, gate_by_tokens, gate_starts, last_words, mqar, mqar_gates, output_gates
 from experiments.beyond.acp_tight import by_code
@@ -58,7 +59,7 @@ def write_changed(path: Path, text: str) -> None:
 def fill(template: Path, facts: Facts) -> str:
     """Return a page. ValueError for words that the rows do not support."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    filters = (nats, times, percent, millions, words, when, title, tokens)
+    filters = (nats, times, percent, measured, millions, words, when, title, tokens)
     shared = (best_of, by_code, by_model, by_rate, change, compare, context_losses, difference, last_words.last_words,
               loss_curves, order, papers, perplexity, remaining, seeds_apart, shrinks, skipped, timed, trained_elsewhere,
               worths, zip)  # fmt: skip
@@ -75,6 +76,7 @@ def fill(template: Path, facts: Facts) -> str:
         "by_start": gate_starts.by_start,
         "by_gate": output_gates.by_gate,
         "level": f"{LEVEL:.0%}",
+        "power": f"{POWER:.0%}",
         "papers_budget": PAPERS_BUDGET,
         "papers_step": (-math.log(MOST_GAIN), -math.log(LEAST_GAIN)),
     }
@@ -99,6 +101,12 @@ def percent(estimate: Estimate) -> str:
 def _in_brackets(estimate: Estimate, form: Callable[[float], str], unit: str = "") -> str:
     ends = f" [{', '.join(map(form, estimate.interval))}]" if estimate.error and estimate.interval else ""
     return f"{form(estimate.effect)}{unit}{ends}".replace("-", "\N{MINUS SIGN}")
+
+
+def measured(verdict: Verdict) -> str:
+    """Print the number that decides a claim, with its interval and the fewest seeds; nothing if there is none."""
+    seeds = f" ({verdict.seeds})" if verdict.seeds else ""
+    return f": {verdict.decisive.ours}{seeds}" if verdict.decisive else ""
 
 
 def words(count: int) -> str:

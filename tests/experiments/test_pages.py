@@ -13,6 +13,7 @@ from rich.console import Console
 from analysis.curves import LossCurve
 from analysis.statistics import Estimate
 from analysis.study import read_lines, write_lines
+from analysis.verdict import SHARE, Comparison, Status, Verdict, not_measured
 from experiments import pages
 from experiments.facts import MAIN, Facts
 from experiments.render import render_all
@@ -174,6 +175,11 @@ def test_numbers_are_printed_with_their_interval_where_it_is_known():
     assert pages.nats(Estimate(0.25), signed=True) == "+0.250 nats"
     assert pages.times(Estimate(0.0)) == "1.00" and pages.percent(Estimate(0.5)) == "50.0%"
     assert pages.words(3) == "three" and pages.words(1234) == "1,234"
+    decisive = Comparison("loss", Estimate(-0.1, 0.01))
+    shown = pages.measured(Verdict(Status.HOLDS, "", decisive=decisive, seeds=3)).replace("\N{MINUS SIGN}", "-")
+    assert shown == ": -0.1000 nats [-0.1196, -0.0804] (3)"
+    assert pages.measured(Verdict(Status.HOLDS, "", decisive=Comparison("size", Estimate(0.5), unit=SHARE))) == ": 50.0%"
+    assert pages.measured(not_measured("")) == ""
 
 
 def test_what_pages_count(tmp_path):
@@ -189,16 +195,19 @@ def test_what_pages_count(tmp_path):
         store.add(MAIN, model, curve, seed=seed, scale=scale)
     store.add("other", "fox_llama", curve, seed=1)
     store.add("timed", "hgrn2", [("throughput", synthetic.throughput_row())], seed=1, final_loss=None)
-    ends = [{"tokens": 100, "wall_s": 3600.0}, None, {"tokens": None, "wall_s": None}, {"tokens": 10, "wall_s": 180.0}]
+    ends = [{"tokens": 100, "wall_s": 3600.0, "exit_code": 0}, None, {"tokens": None, "wall_s": None, "exit_code": 2},
+            {"tokens": 10, "wall_s": 180.0, "exit_code": 75}]  # fmt: skip
     for index, record in enumerate(store.study(MAIN).runs.values()):
         start = record["starts"][0] | {"end": ends[index], "params": 10 + index, "epochs": 0.5 * index, "git_dirty": index < 2}
         start["deterministic"] = True
         wide = start | {"world_size": 4, "date": "later", "deterministic": False}
         record_run(tmp_path, {**record, "starts": [start, wide] if index == 0 else [start]})
     facts = Facts(tmp_path)
-    spent = {"runs": 5, "unstarted": 0, "tokens": 200, "hours": 5.0, "epochs": 1.0, "fewest": 10, "most": 12}
+    first = {"tokens": 200, "hours": 5.0, "epochs": 1.0, "fewest": 10, "most": 12}
+    spent = {"runs": 5, "unstarted": 0, "starts": 3, "failed": 1} | first
     assert facts.spent("mini") == facts.spent("mini", False) == spent
-    tiny = {"runs": 1, "unstarted": 0, "tokens": 10, "hours": 0.05, "epochs": 1.5, "fewest": 13, "most": 13}
+    tiny = {"runs": 1, "unstarted": 0, "starts": 1, "failed": 0, "tokens": 10, "hours": 0.05, "epochs": 1.5, "fewest": 13,
+            "most": 13}  # fmt: skip
     assert facts.spent("tiny") == tiny
     assert facts.size("mini") == {"fewest": 10, "most": 13, "minutes": 1.5, "epochs": 1.5}, "the first run started twice"
     store.study("other"), store.study("timed")
