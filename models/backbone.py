@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from kernels.attention_shared.arguments import autocasts
 from kernels.swiglu import swiglu
 from models.cache import DecodingCache
 from models.spec_parts import ModelKind
@@ -53,8 +54,7 @@ class RMSNorm(nn.Module):
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype of a matmul with x: autocast's if enabled, else x's."""
     device = x.device.type
-    rounds = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on "meta"
-    return torch.get_autocast_dtype(device) if rounds else x.dtype
+    return torch.get_autocast_dtype(device) if autocasts(device) else x.dtype
 
 
 class SwiGLU(nn.Module):
