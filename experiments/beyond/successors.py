@@ -202,6 +202,8 @@ def _decoding(study: Study) -> Iterator[Measure]:
 TRAINED = {"context_use": _more_context, "fig4_needle": _needles, "last_words": _last_words}
 ELSEWHERE = TRAINED | {"mqar": _recall, "table6_throughput": _speed, "generation": _decoding}
 """Figures that measured some of these models: in these trainings, in others (on recall), or with untrained weights."""
+SUBJECTS = {"context_use": "more context", "fig4_needle": "needles", "last_words": "last words", "mqar": "recall",
+            "table6_throughput": "training speed", "generation": "decoding speed"}  # fmt: skip
 
 
 @lru_cache(maxsize=8)
@@ -225,7 +227,7 @@ def absent(study: Study, curves: Iterable[LossCurve]) -> str:
     without = [
         s for c in curves for s, own in elsewhere(study).items() if c.axes or all(c.model not in each.cells for each in own)
     ]
-    return ", ".join(f"{stem} {count}" for stem, count in Counter(without).items())
+    return ", ".join(f"{SUBJECTS[stem]} {count}" for stem, count in Counter(without).items())
 
 
 def tried(study: Study, curves: Sequence[LossCurve]) -> list[tuple[float, ...]]:
@@ -309,7 +311,7 @@ def _placed(behind: Mapping[str, Estimate], unit: str = "nats") -> tuple[bool, s
 
 
 def findings(study: Study) -> list[str]:
-    """Return five sentences to take away, beginning with those least favourable to FoX (Pro) or to these rows' reliability.
+    """Return sentences to take away, beginning with those least favourable to FoX (Pro) or to these rows' reliability.
     They are ranked: -1 if FoX (Pro) fails, 0 if it is not ahead of all others, 1 if it is."""
     fox, curves = ranking(study)
     rest, others = [curve for curve in curves if curve is not fox], elsewhere(study)
@@ -319,23 +321,25 @@ def findings(study: Study) -> list[str]:
     told: list[tuple[int, str]] = [
         (alone, f"Loss within the training context ({tokens(fox.train_len)} tokens; {tuned}): {placed}.")
     ]
-    told += [_beyond(fox, rest, others["context_use"]), _state(study, fox, rest), _retrieval(others), _limits(study, curves)]
+    told += [_beyond(fox, rest), *_more_context_helps(others["context_use"]), *_retrieval(others)]
+    told += [_state(study, fox, rest), _limits(study, curves)]
     return [sentence for _, sentence in sorted(told, key=lambda each: each[0])]
 
 
-def _beyond(fox: LossCurve, rest: Iterable[LossCurve], given: Iterable[Measure]) -> tuple[bool, str]:
+def _beyond(fox: LossCurve, rest: Iterable[LossCurve]) -> tuple[bool, str]:
     if fox.length == fox.train_len:
         return False, "Beyond the training context nothing was measured."
     alone, placed = _placed({name(curve): difference(curve, fox, fox.train_len + 1, fox.length) for curve in rest})
-    parts = [f"Loss beyond the training context, up to {tokens(fox.length)} tokens: {placed}"]
+    return alone, f"Loss beyond the training context, up to {tokens(fox.length)} tokens: {placed}."
+
+
+def _more_context_helps(given: Iterable[Measure]) -> Iterator[tuple[bool, str]]:
     for column, cells, _ in given:
         words = {1: "a gain", -1: "a loss", 0: "neither that could be told"}
         sides = {verb: [model for model in cells if _side(cells[model]) == side] for side, verb in words.items()}
         told = [f"{verb} with {', '.join(map(title, models))}" for verb, models in sides.items() if models]
         own = f"; FoX (Pro): {with_interval(cells[FOX], 'nats')}" if FOX in cells else ""
-        parts.append(f"more context ({column.title}{own}) is {', '.join(told)}")
-        alone &= FOX in sides["a gain"]
-    return alone, f"{'; '.join(parts)}."
+        yield FOX in sides["a gain"], f"More context ({column.title}{own}) is {', '.join(told)}."
 
 
 def _state(study: Study, fox: LossCurve, rest: Iterable[LossCurve]) -> tuple[bool, str]:
@@ -351,14 +355,16 @@ def _state(study: Study, fox: LossCurve, rest: Iterable[LossCurve]) -> tuple[boo
     return not less, f"{'; '.join(parts)}."
 
 
-def _retrieval(others: Mapping[str, list[Measure]]) -> tuple[int, str]:
-    told = [_recalled(others["mqar"])] if others["mqar"] else []
-    for column, cells, behind in (each for own in others.values() for each in own if each.behind and FOX in each.cells):
+def _retrieval(others: Mapping[str, list[Measure]]) -> Iterator[tuple[int, str]]:
+    found = [each for own in others.values() for each in own if each.behind and FOX in each.cells]
+    if others["mqar"]:
+        yield _recalled(others["mqar"])
+    for column, cells, behind in found:
         alone, placed = _placed({title(model): each for model, each in behind.items()}, "points")
         what = column.title.removesuffix(" (%)")
-        told.append((alone, f"{what[0].upper()}{what[1:]} ({cells[FOX].effect:.1f}% with FoX (Pro)): {placed}"))
-    sentences = ". ".join(each for _, each in told) or "Of retrieval nothing was measured"
-    return min((rank for rank, _ in told), default=0), f"{sentences}."
+        yield alone, f"{what[0].upper()}{what[1:]} ({cells[FOX].effect:.1f}% with FoX (Pro)): {placed}."
+    if not (others["mqar"] or found):
+        yield False, "Of retrieval nothing was measured."
 
 
 def _recalled(measures: Sequence[Measure]) -> tuple[int, str]:
@@ -371,13 +377,13 @@ def _recalled(measures: Sequence[Measure]) -> tuple[int, str]:
     own = ", ".join(f"{share:.1f}% of {count}" for count, share in zip(keys, fox, strict=True))
     names = ", ".join(f"{title(model)} {most[model]:.1f}%" for model in able) or "none"
     rank = -1 if able and not fox[-1] >= 50 else int(fox[-1] == max(most.values()))
-    return rank, f"Keys recalled by small models trained to: FoX (Pro) {own}; others that recall half of {keys[-1]}: {names}"
+    return rank, f"Keys recalled by small models trained to: FoX (Pro) {own}; others that recall half of {keys[-1]}: {names}."
 
 
 def _limits(study: Study, curves: list[LossCurve]) -> tuple[bool, str]:
     once = sum(len(curve.seeds) == 1 for curve in curves)
     parts = [f"{once} of {len(curves)} models have one seed, and intervals by the spread of others"] if once else []
-    parts += [f"not measured, of how many models: {missing}"] if (missing := absent(study, curves)) else []
+    parts += [f"measurements missing, by number of models: {missing}"] if (missing := absent(study, curves)) else []
     return (
         not parts,
         f"Not known: {'; '.join(parts) or 'nothing; all models have several seeds, and figures measured them all'}. Each "
