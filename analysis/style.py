@@ -4,7 +4,7 @@ Figures have the width of a printed page (7 inches), so that their text is print
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -103,14 +103,18 @@ def about(study: Study, *, corpus: bool = True) -> str:
     return f"{scale_note(study).capitalize()}.{corpora}{elsewhere and f' {elsewhere}.'}"
 
 
+def place_of(start: Mapping[str, Any]) -> str:
+    """Name the GPU and the version of Triton of a training's start."""
+    return f"{start['device']}, Triton {(start.get('versions') or {}).get('triton', 'unknown')}"
+
+
 def trained_elsewhere(study: Study) -> str:
     """Name the trainings on another GPU or Triton than most; empty if there are none. CPUs are ignored: they use no Triton."""
     places: dict[str, dict[str, set[int]]] = {}
     for line in study.lines:
         for start in study.starts(line):
             if "thread" not in start["device"]:
-                place = f"{start['device']}, Triton {(start.get('versions') or {}).get('triton', 'unknown')}"
-                places.setdefault(place, {}).setdefault(title(line.label), set()).add(line.seed)
+                places.setdefault(place_of(start), {}).setdefault(title(line.label), set()).add(line.seed)
     most, *others = sorted(places, key=lambda place: -sum(map(len, places[place].values()))) or [""]
     parts = [
         f"on {place}: {', '.join(f'{label} (seed {_joined(seeds)})' for label, seeds in places[place].items())}"

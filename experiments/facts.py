@@ -2,8 +2,10 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -15,6 +17,7 @@ import pandas as pd
 from analysis.curves import KIND, LossCurve, loss_curves
 from analysis.seeds import RECURRENT_KINDS, size_of
 from analysis.study import Study, study_file
+from analysis.style import place_of
 from analysis.tables import to_markdown
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured
 from experiments.acp.acp_speed import Timed, timed
@@ -28,6 +31,8 @@ from training.signals import EXIT_ERROR
 from training.spec import RunSpec
 
 MAIN = "fig2_per_token_loss"
+OPEN_GATES = datetime.fromisoformat("2026-11-25T05:19:46+00:00")
+"""Commit 942816dd: deterministic trainings of softmax attention use forgetting attention with open gates from then on."""
 
 
 class Facts:
@@ -86,8 +91,8 @@ class Facts:
 
     def spent(self, size: str, recall: bool | None = None) -> dict[str, Any]:
         """Totals over the runs of all scales of a size (on recall, on texts, or both): runs, those without a recorded start,
-        starts with a recorded end, those that ended with an error, tokens and GPU-hours; fewest and most parameters; and the
-        most epochs of any run."""
+        starts with a recorded end, those that ended with an error, tokens and GPU-hours; fewest and most parameters; the most
+        epochs of any run; and the number of starts on each GPU with each Triton, most first."""
         folders = [each for each in self.results_dir.iterdir() if size_of(each.name) == size]
         records = [read_run(path) for folder in folders for path in (folder / "runs").glob("*.json")]
         records = [each for each in records if recall in (None, bool(each["spec"]["data"].get("recall")))]
@@ -98,9 +103,20 @@ class Facts:
         count = sum(start["end"].get("tokens") or 0 for start in starts)
         unstarted = sum(not record["starts"] for record in records)
         failed = sum(start["end"].get("exit_code") == EXIT_ERROR for start in starts)
+        places = Counter(map(place_of, starts))
         how = {"runs": len(records), "unstarted": unstarted, "starts": len(starts), "failed": failed}
         sizes = {"fewest": min(params), "most": max(params)}
-        return {**how, "tokens": count, "hours": hours, "epochs": read_most, **sizes}
+        spent = {"tokens": count, "hours": hours, "epochs": read_most, "places": dict(places.most_common())}
+        return {**how, **spent, **sizes}
+
+    def with_softmax(self, scale: str) -> dict[str, list[int]]:
+        """Seeds of the scale's runs with PyTorch's softmax attention, by model, as their starts are older than `OPEN_GATES`."""
+        found: dict[str, list[int]] = {}
+        for record in map(read_run, (self.results_dir / scale / "runs").glob("*.json")):
+            spec, dates = record["spec"], [datetime.fromisoformat(start["date"]) for start in record["starts"]]
+            if spec["model"].get("forget_gate") == "none" and min(dates) < OPEN_GATES:
+                found.setdefault(record["name"], []).append(spec["seed"])
+        return {model: sorted(found[model]) for model in sorted(found, reverse=True)}
 
     def size(self, scale: str) -> dict[str, float]:
         """Fewest and most parameters of the main models, median minutes of a run with all its starts, and the most epochs."""

@@ -17,7 +17,7 @@ from analysis.pruning import skipped
 from analysis.statistics import LEVEL, POWER, Estimate
 from analysis.study import Study
 from analysis.style import millions, tokens, trained_elsewhere
-from analysis.verdict import Verdict
+from analysis.verdict import Comparison, Verdict
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, timed
 from experiments.beyond import context_use, gate_by_tokens, gate_starts, last_words, mqar, mqar_gates, output_gates
 from experiments.beyond.acp_tight import by_code
@@ -103,10 +103,13 @@ def _in_brackets(estimate: Estimate, form: Callable[[float], str], unit: str = "
     return f"{form(estimate.effect)}{unit}{ends}".replace("-", "\N{MINUS SIGN}")
 
 
-def measured(verdict: Verdict) -> str:
-    """Print the number that decides a claim, with its interval and the fewest seeds; nothing if there is none."""
+def measured(verdict: Verdict, like: Comparison | None = None) -> str:
+    """Print the number that decides a claim, or that of the comparison of the same name and unit as `like`, with its interval
+    and the fewest seeds; nothing if there is none."""
+    alike = (each for each in verdict.comparisons if like and (each.name, each.unit) == (like.name, like.unit))
+    shown = next(alike, None) if like else verdict.decisive
     seeds = f" ({verdict.seeds})" if verdict.seeds else ""
-    return f": {verdict.decisive.ours}{seeds}" if verdict.decisive else ""
+    return f": {shown.ours}{seeds}" if shown else ""
 
 
 def words(count: int) -> str:

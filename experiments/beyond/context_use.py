@@ -49,9 +49,10 @@ def evals(scale):
     return (Spec(contexts=fitting, places=places, targets=targets, num_documents=documents),)
 
 
-def change(losses: ContextLosses, before: int, after: int) -> Estimate:
-    """Return the loss given `after` tokens of context minus that given `before` tokens, on the same targets."""
-    return compare_contexts(*_change(losses, before, after))
+def change(losses: ContextLosses, before: int, after: int, other: ContextLosses | None = None) -> Estimate:
+    """Return the loss given `after` tokens of context minus that given `before` tokens, on the same targets, less that of
+    `other`."""
+    return compare_contexts(*_change(losses, before, after), *(_change(other, before, after, -1.0) if other else ()))
 
 
 def _change(losses: ContextLosses, before: int, after: int, sign: float = 1.0) -> list[Given]:

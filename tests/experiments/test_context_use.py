@@ -123,6 +123,7 @@ def test_segments_of_a_line_join_losses_of_the_same_targets(tmp_path):
             assert last == pytest.approx(context_use.change(own, 480, 992).effect)
     fox, other = losses["fox_pro"], losses["transformer_pro"]
     apart = context_use.change(other, 480, 992).effect - context_use.change(fox, 480, 992).effect
+    assert context_use.change(other, 480, 992, fox).effect == pytest.approx(apart)
     assert apart == pytest.approx(2e-3 * (992 - 480), abs=2e-3)
     assert drawn["lead", "fox_pro", 992] - drawn["lead", "fox_pro", 480] == pytest.approx(apart)
     assert drawn["lead", "fox_pro", 480] == pytest.approx(compare_contexts((1.0, other, 480), (-1.0, fox, 480)).effect)

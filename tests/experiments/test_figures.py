@@ -266,6 +266,7 @@ def test_generation_is_told_from_the_fastest_to_the_slowest(tmp_path):
 
 def test_generation_says_which_models_were_timed_with_other_code(tmp_path):
     found = generation.findings(generated(tmp_path, {"mamba2": "f" * 40}))
+    assert found[0].endswith(" FoX (Pro), evicting 15 [27, 33]; with other code: Mamba-2 40 [72, 88].")
     assert found[2] == "Timed with different code: FoX (Pro) (0123456789+); Mamba-2 (ffffffffff+). Compare within these."
 
 

@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from rich.console import Console
 from analysis.curves import LossCurve
 from analysis.statistics import Estimate
 from analysis.study import read_lines, write_lines
+from analysis.style import place_of
 from analysis.verdict import SHARE, Comparison, Status, Verdict, not_measured
 from experiments import pages
-from experiments.facts import MAIN, Facts
+from experiments.facts import MAIN, OPEN_GATES, Facts
 from experiments.render import render_all
 from results.store import read_evaluation, record_run, write_rows
 from tests import synthetic
@@ -180,6 +182,10 @@ def test_numbers_are_printed_with_their_interval_where_it_is_known():
     assert shown == ": -0.1000 nats [-0.1196, -0.0804] (3)"
     assert pages.measured(Verdict(Status.HOLDS, "", decisive=Comparison("size", Estimate(0.5), unit=SHARE))) == ": 50.0%"
     assert pages.measured(not_measured("")) == ""
+    own = (decisive, Comparison("loss", Estimate(0.5), unit=SHARE), Comparison("other", Estimate(0.25), unit=SHARE))
+    other = Verdict(Status.HOLDS, "", own, decisive, seeds=2)
+    assert pages.measured(other, own[2]) == ": 25.0% (2)" and pages.measured(other, own[1]) == ": 50.0% (2)"
+    assert pages.measured(other, Comparison("third", Estimate(0.5))) == pages.measured(not_measured(""), decisive) == ""
 
 
 def test_what_pages_count(tmp_path):
@@ -203,11 +209,12 @@ def test_what_pages_count(tmp_path):
         wide = start | {"world_size": 4, "date": "later", "deterministic": False}
         record_run(tmp_path, {**record, "starts": [start, wide] if index == 0 else [start]})
     facts = Facts(tmp_path)
-    first = {"tokens": 200, "hours": 5.0, "epochs": 1.0, "fewest": 10, "most": 12}
+    place = place_of(synthetic.PROVENANCE)
+    first = {"tokens": 200, "hours": 5.0, "epochs": 1.0, "fewest": 10, "most": 12, "places": {place: 3}}
     spent = {"runs": 5, "unstarted": 0, "starts": 3, "failed": 1} | first
     assert facts.spent("mini") == facts.spent("mini", False) == spent
     tiny = {"runs": 1, "unstarted": 0, "starts": 1, "failed": 0, "tokens": 10, "hours": 0.05, "epochs": 1.5, "fewest": 13,
-            "most": 13}  # fmt: skip
+            "most": 13, "places": {place: 1}}  # fmt: skip
     assert facts.spent("tiny") == tiny
     assert facts.size("mini") == {"fewest": 10, "most": 13, "minutes": 1.5, "epochs": 1.5}, "the first run started twice"
     store.study("other"), store.study("timed")
@@ -216,6 +223,28 @@ def test_what_pages_count(tmp_path):
     assert facts.seeds("mini") == {"one": ["other"], "some": [MAIN], "all": []}
     varying = ["fox_llama", "fox_pro"]  # one says nothing of it, the other was not at its last start
     assert facts.trainings("mini") == {"all": 5, "unnamed": 5, "changed": 3, "varying": varying}
+
+
+def test_which_runs_had_pytorchs_softmax_attention(tmp_path, monkeypatch):
+    """Runs without a gate whose first start is older than forgetting attention with open gates for them."""
+    records = {}
+    for model, seed, gate, days in (
+        ("transformer_llama", 0, "none", [-1]),
+        ("transformer_pro", 1, "none", [-1]),
+        ("transformer_pro", 0, "none", [-2, 2]),
+        ("transformer_pro", 2, "none", [0, 1]),
+        ("fox_pro", 0, "full", [-1]),
+        ("mamba2", 0, None, [-1]),
+    ):
+        spec = {"model": {"forget_gate": gate} if gate else {}, "seed": seed}
+        starts = [{"date": (OPEN_GATES + timedelta(days=day)).isoformat()} for day in days]
+        records[f"{model}-{seed}"] = {"name": model, "spec": spec, "starts": starts}
+    (tmp_path / "mini" / "runs").mkdir(parents=True)
+    for name in records:
+        (tmp_path / "mini" / "runs" / f"{name}.json").touch()
+    monkeypatch.setattr("experiments.facts.read_run", lambda path: records[path.stem])
+    found = Facts(tmp_path).with_softmax("mini")
+    assert found == {"transformer_pro": [0, 1], "transformer_llama": [0]} and next(iter(found)) == "transformer_pro"
 
 
 def test_held_out_losses_above_training_losses_of_recurrent_models_and_of_others(tmp_path):
