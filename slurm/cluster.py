@@ -123,6 +123,8 @@ class Cluster(Settings):
             raise ValueError(f"train.tasks {train.tasks} is not a multiple of train.nodes {train.nodes}")
         for kind in KINDS:
             gpus = getattr(self, kind).gpus or 0
+            if per_node and kind in ("train", "evaluate") and getattr(self, kind).gpus == 0:
+                raise ValueError(f"{kind}.gpus 0 on a cluster with GPUs, where this needs one; leave it unset")
             if gpus and not per_node:
                 raise ValueError(f"{kind}.gpus {gpus} on a cluster with gpus_per_node 0")
             if gpus > per_node and (kind != "train" or gpus % per_node):

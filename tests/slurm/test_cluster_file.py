@@ -86,6 +86,8 @@ def test_scratch_may_name_variables(tmp_path, monkeypatch):
         ({"partition": "2026-01-01", "time_limit_hours": "2026-01-01"}, "time_limit_hours: Input should be a valid number"),
         ({"time_limit_hours": "0.08333333333333333"}, "time_limit_hours 0.0833333 of prepare is no longer than"),
         ({"gpus_per_node": "0", "train": "{gpus = 2}"}, "train.gpus 2 on a cluster with gpus_per_node 0"),
+        ({"train": "{gpus = 0}"}, "train.gpus 0 on a cluster with GPUs, where this needs one; leave it unset"),
+        ({"evaluate": "{gpus = 0}"}, "evaluate.gpus 0 on a cluster with GPUs, where this needs one; leave it unset"),
         ({"gpus_per_node": "0", "train": "{tasks = 3, nodes = 2}"}, "train.tasks 3 is not a multiple of train.nodes 2"),
         ({"train": "{spike_factor = 1}"}, "train.spike_factor: Input should be greater than 1 (given: 1)"),
         ({"evaluate": "{max_hours = 1}"}, "evaluate.max_hours: no such key"),
