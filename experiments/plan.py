@@ -328,15 +328,17 @@ def _check_adopted(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str
 
 
 def _check_stored(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str, Any]]]) -> None:
-    """Raise ValueError if a figure would mix runs on several corpora."""
+    """Raise ValueError if a figure would mix runs on several corpora: of one scale, or of one tokeniser and document length."""
     runs = [plan.runs[each.line.run_id].spec for each in spec.lines]
-    ours = {run.scale: run.data.fingerprint for run in runs}
+    ours: dict[Any, str] = {run.scale: run.data.fingerprint for run in runs}
+    ours |= {(run.data.tokenizer, run.data.document_len): run.data.fingerprint for run in runs if run.data.recall is None}
     for line, run in stored:
         data = run["data"]
         if data.get("recall"):  # one figure may show recall tasks of several sizes
             continue
-        if line.scale in ours and data["fingerprint"] != ours[line.scale] != "absent":
-            other = f"{data['source']}, {data['fingerprint']}; this is {ours[line.scale]}"
+        own = ours.get(line.scale, ours.get((data.get("tokenizer"), data.get("document_len")), data["fingerprint"]))
+        if data["fingerprint"] != own != "absent":
+            other = f"{data['source']}, {data['fingerprint']}; this is {own}"
             file, remedy = spec.results_dir / spec.scale / spec.stem, "keep the two apart with --results-dir FOLDER."
             raise ValueError(f"{file}.json is drawn from runs on another corpus ({other}): {remedy}")
 

@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -255,6 +256,21 @@ def test_another_corpus_is_another_run_and_needs_another_folder(asked, tmp_path)
     with pytest.raises(ValueError, match=r"another corpus .*--results-dir"):
         make_plan(request)
     make_plan(replace(request, results_dir=tmp_path / "other"))
+
+
+@pytest.mark.parametrize(("document_len", "mixes"), [(1024, True), (2048, False)])
+def test_lines_of_another_scale_are_of_the_same_texts_too(asked, document_len, mixes):
+    """Two scales that cut texts alike have the same corpus, or one figure would compare models of different texts."""
+    request = replace(asked, artefacts=("fig2_per_token_loss",), only=("fox_pro",))
+    (run,) = make_plan(request).runs.values()
+    own = {"source": "text", "tokenizer": run.spec.data.tokenizer, "document_len": document_len, "fingerprint": "another"}
+    record = {"run_id": "f" * 10, "scale": "tiny-short", "name": "fox_pro", "starts": [], "spec": {"data": own}}
+    record_run(request.results_dir, record)
+    line = Line("more", {}, "fox_pro", 0, "tiny-short", "f" * 10, {})
+    write_lines(request.results_dir, "tiny", "fig2_per_token_loss", [line])
+    assert run.spec.data.document_len == 1024
+    with pytest.raises(ValueError, match=r"another corpus .*--results-dir") if mixes else nullcontext():
+        make_plan(request)
 
 
 def test_what_can_be_known_is_refused_before_the_first_task(asked):
