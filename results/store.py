@@ -155,13 +155,15 @@ def fault_of(path: Path, **owner: str) -> str | None:
 
 def keep(source: Path, results_dir: Path, but: Sequence[str] = (), weights: str = "") -> tuple[Path, float | None]:
     """Copy an evaluation from a run folder into the store; `weights`: given for another training than the run's first. Returns
-    its path there and None or, if rows are stored already, which are then left unchanged, how much the new rows differ: the
-    largest difference of a number relative to the largest number of its column, over all columns except `but` (infinite if
-    texts or shapes differ). ValueError if `source` is damaged."""
+    its path there and None or, if rows of another evaluation are stored already, which are then left unchanged, how much the new
+    rows differ: the largest difference of a number relative to the largest number of its column, over all columns except `but`
+    (infinite if texts or shapes differ). ValueError if `source` is damaged."""
     body, meta = _read_pair(source, META)
     owner = {name: meta[name] for name in ("scale", "run_id", "eval_id")}
     path = rows_file(results_dir, **owner, weights=weights)
     if fault_of(path, **owner) is None:
+        if read_meta(path) == meta:  # copied from this folder before
+            return path, None
         one, other = (read_rows(each)[0].drop(columns=list(but), errors="ignore") for each in (path, source))
         return path, difference(one, other)
     _write_pair(path, body, meta)

@@ -1,5 +1,7 @@
 """Run folders that look as after a training, without one."""
 
+from datetime import UTC, datetime
+
 import numpy as np
 import pandas as pd
 
@@ -68,7 +70,7 @@ def write_timing(run: Run, spec) -> None:
 def _write(run: Run, spec, rows: pd.DataFrame) -> None:
     meta = {
         "kind": spec.kind, "scale": run.spec.scale, "model": run.spec.name, "run_id": run.spec.run_id,
-        "eval_id": eval_id(spec), "spec": EVAL_SPEC.dump_python(spec, mode="json"), "created": "2026-01-01T00:00:00+00:00",
+        "eval_id": eval_id(spec), "spec": EVAL_SPEC.dump_python(spec, mode="json"), "created": datetime.now(UTC).isoformat(),
         "weights": run.folder.weights,
         "provenance": START, "extras": {},
     }  # fmt: skip

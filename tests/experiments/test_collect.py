@@ -118,6 +118,9 @@ def test_stored_rows_stay_and_a_difference_is_told(asked):
     stored = rows_file(asked.results_dir, "tiny", run.spec.run_id, run.eval_file(run.evals[0]).stem)
     before = stored.read_bytes(), meta_path(stored).read_bytes()
     again = collect(plan.drawings[FIG2])
+    assert again is not None and (again.reproduced, again.differing) == (set(), {}), "its own rows"
+    write_loss(run, run.evals[0], 2.0)
+    again = collect(plan.drawings[FIG2])
     assert again is not None and (len(again.reproduced), again.differing) == (1, {})
     write_loss(run, run.evals[0], 2.006)
     other = collect(plan.drawings[FIG2])

@@ -88,6 +88,8 @@ def test_an_evaluation_lies_where_its_meta_says(tmp_path):
         assert f"its {name} is" in store.fault_of(first, **{name: value})
         write_sealed(store.meta_path(first), read_sealed(store.meta_path(first), "") | {name: value})
         assert store.keep(source, tmp_path) == (first, None), "what lies there is another's"
+    assert store.keep(source, tmp_path) == (first, None), "the same evaluation again"
+    write_sealed(store.meta_path(first), read_sealed(store.meta_path(first), "") | {"created": "2025-01-02"})
     assert store.keep(source, tmp_path, but=("word", "none")) == (first, 0.0)
 
 

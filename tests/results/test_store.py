@@ -47,8 +47,9 @@ def meta_of(run_id: str = "r1", eval_id: str = "per_token_loss-0badc0de", **chan
     }
 
 
-def stored(folder: Path, run_id: str = "r1", loss: float = 2.0) -> Path:
-    return write_rows(folder / run_id / "evals" / "per_token_loss-0badc0de.parquet", rows_of(loss), meta_of(run_id), SCHEMA)
+def stored(folder: Path, run_id: str = "r1", loss: float = 2.0, **changed: object) -> Path:
+    path = folder / run_id / "evals" / "per_token_loss-0badc0de.parquet"
+    return write_rows(path, rows_of(loss), meta_of(run_id, **changed), SCHEMA)
 
 
 def test_what_a_reader_writes_to_its_rows_is_seen_by_no_other(tmp_path):
@@ -146,7 +147,8 @@ def test_what_is_kept_stays_and_is_told_how_much_a_later_one_differs(tmp_path):
     results = tmp_path / "results"
     path, _ = keep(stored(tmp_path / "a"), results)
     before = path.read_bytes(), path.stat().st_mtime_ns
-    assert keep(stored(tmp_path / "b"), results) == (path, 0.0)
+    assert keep(tmp_path / "a" / "r1" / "evals" / "per_token_loss-0badc0de.parquet", results) == (path, None), "the same one"
+    assert keep(stored(tmp_path / "b", created="2025-01-02"), results) == (path, 0.0)
     assert keep(stored(tmp_path / "c", loss=2.3), results) == (path, pytest.approx(0.1))
     assert keep(stored(tmp_path / "c", loss=2.3), results, but=("loss",)) == (path, 0.0)
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
