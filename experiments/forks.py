@@ -109,6 +109,16 @@ def _become(module: str, args: list[str], log: Path, variables: dict[str, str], 
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()  # multiprocessing does not call them
+        _give_up_unwritten()
+
+
+def _give_up_unwritten() -> None:
+    """Drop output for which the disk has no room, which would turn the exit code into 1."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _leave_with(launcher: BaseProcess) -> None:

@@ -2,6 +2,7 @@
 training run."""
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -269,11 +270,13 @@ class _Pool:
         else:
             self.failed.append(task)
             why = reason or f"exit code {code}"
+            log = running.log.read_bytes() if running.log.is_file() else b""  # the folder may have been deleted
+            own = log[running.before.get(running.log, 0) :].decode(errors="replace")
+            if not own and running.log.is_file() and not shutil.disk_usage(running.log).free:
+                why += ", no space left on the log's disk: free some space and start the same command again"
             self.console.print(
                 f"[red]failed[/]  {task.name}: {why}; log: {escape(str(running.log))}", highlight=False, soft_wrap=True
             )
-            log = running.log.read_bytes() if running.log.is_file() else b""  # the folder may have been deleted
-            own = log[running.before.get(running.log, 0) :].decode(errors="replace")
             tail = "\n".join("    " + line for line in own.splitlines()[-5:])
             self.console.print(tail, markup=False, highlight=False, style="dim", soft_wrap=True)
 

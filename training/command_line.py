@@ -87,11 +87,16 @@ def guarded(action: Callable[[], int]) -> int:
     try:
         return action()
     except KeyboardInterrupt as interrupt:
-        print(SAID, file=sys.stderr)
+        _say(SAID)
         return EXIT_REQUEUE if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
     except (ValueError, OSError) as error:
-        print(f"error: {short(error)}", file=sys.stderr)
+        _say(f"error: {short(error)}")
         return EXIT_ERROR
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the disk of the log is full: the exit code must tell
+        print(text, file=sys.stderr)
 
 
 def short(error: ValueError | OSError) -> str:

@@ -80,6 +80,16 @@ def test_a_process_ends_as_a_command_does_and_says_the_same(start, variables, tm
         assert ("Traceback" in text) == ("Error" in said)
 
 
+@pytest.mark.parametrize("forked", [True, False], ids=["forked", "spawned"])
+def test_the_exit_code_tells_the_error_where_the_log_has_no_room(tmp_path, variables, forked):
+    action = "import sys\nfrom training.command_line import guarded\n"
+    action += "def lost():\n    raise OSError(28, 'No space left on device')\nsys.exit(guarded(lost))\n"
+    (tmp_path / "suite_test_full.py").write_text(action)
+    (tmp_path / "log").symlink_to("/dev/full")
+    with forks.environment(variables):
+        assert ended(forks.start("suite_test_full", [], tmp_path / "log", forked=forked)) == 2
+
+
 def test_a_process_finds_what_a_command_finds(start, variables, tmp_path):
     args = ["state", "two words", "--größe", ""]
     assert ended(start(*args)) == 0

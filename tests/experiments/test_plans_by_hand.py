@@ -206,6 +206,23 @@ def test_what_is_said_of_a_task_that_has_ended(monkeypatch, tmp_path, action, re
     assert (pool.done, pool.failed) == (action == "done", [own] if action == "failed" else [])
 
 
+@pytest.mark.parametrize(("log", "free", "named"), [("", 0, True), ("", 1, False), ("why", 0, False), (None, 0, False)])
+def test_a_full_disk_is_named_where_the_log_could_not_be_written(monkeypatch, tmp_path, log, free, named):
+    monkeypatch.setattr(local.forks, "preload", lambda modules: None)
+    monkeypatch.setattr(local.restarts, "note_end", lambda *given: ("failed", ""))
+    monkeypatch.setattr(local.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    console, told = said()
+    own = task(folder=tmp_path)
+    if log is not None:
+        own.log.parent.mkdir()
+        own.log.write_text(log)
+    pool = local._Pool([own], 1, 1, "cpu", console)
+    running = SimpleNamespace(task=own, gpus=[""], seconds=3.0, log=own.log, before={})
+    pool.running = [running]
+    pool._ended(running, 2)
+    assert ("no space left on the log's disk" in told.getvalue()) == named
+
+
 def test_a_log_of_other_letters_is_read_and_a_journal_that_is_not_there_is_empty(tmp_path):
     (tmp_path / "log").write_bytes(b"\xff\xfe\nerror: caf\xe9\n")
     assert restarts.last_words(tmp_path / "log") == "error: caf\ufffd"
