@@ -38,7 +38,7 @@ Series = tuple[tuple[tuple[str, Any], ...], str, str]
 Place = tuple[Series, int]
 """Series and seed: a line's place in an artefact."""
 
-REMEDY = "restore it from version control, or delete it: `run` of this artefact writes it again from the stored rows"
+REMEDY = "restore it from version control, or delete it: `run` of this artefact with --reuse-stored writes it again"
 
 _OF_LINE = ("label", "model", "seed", "scale", "run_id")
 

@@ -116,8 +116,10 @@ class Why(Stored):
     artefact: Positional[str]
 
     def run(self, console: Console) -> None:
-        for stem in artefact.chosen([self.artefact]):
-            overview.print_ancestry(stem, get_scale(self.scale).name, self.results_dir, console)
+        scale, stems = get_scale(self.scale).name, [*artefact.chosen([self.artefact])]
+        there = {*render.stored(scale, self.results_dir)}
+        for stem in [each for each in stems if each in there] or stems[:1]:
+            overview.print_ancestry(stem, scale, self.results_dir, console)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,8 @@ class Compare(Stored):
         folders = self.folders or sorted(path.parent for path in of_scale.glob("*/spec.json"))
         if not folders:
             raise ValueError(f"{of_scale} holds no runs: make some with `run`, or name run folders.")
+        if len(self.folders) != 2 and not self.results_dir.is_dir():
+            raise ValueError(f"--results-dir {self.results_dir}: there is no such folder to compare with.")
         return compare.compare(folders, self.results_dir, console, named=bool(self.folders))
 
 

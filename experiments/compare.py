@@ -114,7 +114,7 @@ def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = Tr
     if unknown := len(found) - len(chances) - nothing:
         told.append(f"the band of {unknown} is not known: nothing comparable was repeated with other seeds")
     if nothing:
-        told.append(f"for {nothing} nothing is stored to compare with")
+        told.append(f"for {nothing} no other training is stored to compare with")
     fits = min(chances, default=1.0) * len(chances) >= 1 - LEVEL or not chances
     by_chance = f"by chance {(1 - LEVEL) * len(chances):.1f} would lie outside"
     if outside and fits:
@@ -128,7 +128,7 @@ def print_bands(found: Sequence[Compared], console: Console, *, whole: bool = Tr
 def _cells(each: Compared) -> tuple[str, str, str]:
     predicted = each.predicted
     if predicted is None:
-        return "-", "-", "nothing stored"
+        return "-", "-", "no other training stored"
     count = len(predicted.stored)
     stored = f"{predicted.mean:.4f} ({count} training{'s' * (count > 1)})"
     if predicted.noise is None or predicted.band is None:  # both are None together

@@ -65,7 +65,8 @@ def execute(plan: Plan, slots: int | None, processes: int, console: Console) -> 
     for run in plan.runs.values():
         if run.trains:
             graph.train_task(plan, run, processes)  # raises now, not after the corpora are prepared
-    check_writable(plan.request.results_dir, "--results-dir", "choose another")  # now, not after training
+    for name in ("results", "runs", "corpora"):  # now, not after training
+        check_writable(getattr(plan.request, f"{name}_dir"), f"--{name}-dir", "choose another")
     print_idle(plan, console)
     prepare_corpora(plan, console)
     write_specs(plan)

@@ -44,7 +44,9 @@ class Stored:
     """Stored rows, figures, report."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a folder with a README.md that we did not write, because drawing would overwrite it."""
+        """Raise ValueError for a file, and for a folder whose README.md, which we did not write, drawing would overwrite."""
+        if self.results_dir.exists() and not self.results_dir.is_dir():
+            raise ValueError(f"--results-dir {self.results_dir} is a file; name a folder")
         page, ours = self.results_dir / "README.md", STATUS_PAGE.read_text().partition("\n")[0]
         if page.is_file() and not page.read_text(errors="replace").startswith(ours):
             raise ValueError(f"--results-dir {self.results_dir}: drawing would overwrite its README.md; name another folder")

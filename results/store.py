@@ -155,7 +155,7 @@ def fault_of(path: Path, **owner: str) -> str | None:
 
 def keep(source: Path, results_dir: Path, but: Sequence[str] = (), weights: str = "") -> tuple[Path, float | None]:
     """Copy an evaluation from a run folder into the store; `weights`: given for another training than the run's first. Returns
-    its path there and None or, if rows of another evaluation are stored already, which are then left unchanged, how much the new
+    its path there and None or, if rows of another evaluation are stored there, which are then left unchanged, how much the new
     rows differ: the largest difference of a number relative to the largest number of its column, over all columns except `but`
     (infinite if texts or shapes differ). ValueError if `source` is damaged."""
     body, meta = _read_pair(source, META)

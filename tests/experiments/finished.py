@@ -1,7 +1,5 @@
 """Run folders that look as after a training, without one."""
 
-from datetime import UTC, datetime
-
 import numpy as np
 import pandas as pd
 
@@ -16,7 +14,13 @@ START = {"date": "2026-01-01T00:00:00+00:00", "git_sha": "abc", "git_dirty": Fal
 
 
 def finish(
-    run: Run, evaluations: bool = False, loss: float = 2.0, weights: bytes = b"", final_loss: float = 3.0, device: str = ""
+    run: Run,
+    evaluations: bool = False,
+    loss: float = 2.0,
+    weights: bytes = b"",
+    final_loss: float = 3.0,
+    device: str = "",
+    created: str = START["date"],
 ) -> None:
     """An export (of these weights), a start, a line of metrics; with `evaluations` every per-token loss that was asked for."""
     folder = run.folder
@@ -38,15 +42,15 @@ def finish(
     if evaluations:
         for spec in run.evals:
             if spec.kind == "per_token_loss":
-                write_loss(run, spec, loss)
+                write_loss(run, spec, loss, created)
 
 
-def write_loss(run: Run, spec, loss: float) -> None:
+def write_loss(run: Run, spec, loss: float, created: str = START["date"]) -> None:
     position = np.arange(1, spec.context_len + 1)
     rows = pd.DataFrame(
         {"document": -1, "position": position, "width": 1, "loss": loss + 1 / np.sqrt(position), "num_documents": 2}
     )
-    _write(run, spec, rows)
+    _write(run, spec, rows, created)
 
 
 def write_curve(run: Run, spec, tokens_per_s: float, loss: float) -> None:
@@ -67,10 +71,10 @@ def write_timing(run: Run, spec) -> None:
     _write(run, spec, pd.DataFrame([row]))
 
 
-def _write(run: Run, spec, rows: pd.DataFrame) -> None:
+def _write(run: Run, spec, rows: pd.DataFrame, created: str = START["date"]) -> None:
     meta = {
         "kind": spec.kind, "scale": run.spec.scale, "model": run.spec.name, "run_id": run.spec.run_id,
-        "eval_id": eval_id(spec), "spec": EVAL_SPEC.dump_python(spec, mode="json"), "created": datetime.now(UTC).isoformat(),
+        "eval_id": eval_id(spec), "spec": EVAL_SPEC.dump_python(spec, mode="json"), "created": created,
         "weights": run.folder.weights,
         "provenance": START, "extras": {},
     }  # fmt: skip

@@ -119,7 +119,7 @@ def test_stored_rows_stay_and_a_difference_is_told(asked):
     before = stored.read_bytes(), meta_path(stored).read_bytes()
     again = collect(plan.drawings[FIG2])
     assert again is not None and (again.reproduced, again.differing) == (set(), {}), "its own rows"
-    write_loss(run, run.evals[0], 2.0)
+    write_loss(run, run.evals[0], 2.0, created="2026-01-02")
     again = collect(plan.drawings[FIG2])
     assert again is not None and (len(again.reproduced), again.differing) == (1, {})
     write_loss(run, run.evals[0], 2.006)
@@ -276,7 +276,7 @@ def test_a_users_own_run_over_stored_rows_changes_no_file(asked):
     shutil.rmtree(asked.runs_dir)
     for index, run in enumerate(plan.runs.values()):
         run.folder.create(run.folder.path, run.spec)
-        finish(run, evaluations=True, loss=2.0 + index / 10 if index else 2.005)
+        finish(run, evaluations=True, loss=2.0 + index / 10 if index else 2.005, created="2026-02-02")
         (start,) = run.folder.read_starts()
         run.folder.begin_start({**start, "date": "2026-02-02T00:00:00+00:00", "git_sha": "mine"})
     assert not execute.draw([*plan.drawings.values()], Console(file=(said := io.StringIO())))

@@ -111,6 +111,27 @@ def test_a_readme_of_others_is_not_written_over(command, tmp_path, monkeypatch, 
         assert list(tmp_path.iterdir()) == [readme] and readme.read_text() == text
 
 
+@pytest.mark.parametrize("name", ["corpora", "runs"])
+def test_folders_that_cannot_be_written_are_refused_before_anything_is_prepared(name, folders, capsys, tmp_path):
+    place = str(tmp_path / "work" / name)
+    said = mistake(capsys, ["run", FIG2, *(f"/dev/null/{name}" if word == place else word for word in folders)])
+    assert said.startswith(f"error: --{name}-dir /dev/null/{name} cannot be written: Not a directory; choose another")
+    assert not [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("command", ["run", "render", "why"])
+def test_a_file_is_no_folder_of_results(command, tmp_path, capsys):
+    (tmp_path / "rows").touch()
+    said = mistake(capsys, [command, FIG2, "--results-dir", str(tmp_path / "rows")])
+    assert said.startswith(f"error: --results-dir {tmp_path / 'rows'} is a file; name a folder")
+
+
+def test_what_everything_was_made_from_leaves_out_what_has_no_rows(capsys):
+    assert main(["why", "all", "--scale", "125m-0.2b"]) == 0
+    said = capsys.readouterr().out
+    assert "fig2_per_token_loss at 125m-0.2b: " in said and "table1_lm_eval" not in said
+
+
 def test_a_figure_without_rows_is_not_drawn_in_words(tmp_path, capsys):
     (tmp_path / "tiny").mkdir()
     said = mistake(capsys, ["render", FIG2, "--results-dir", str(tmp_path)])

@@ -127,7 +127,8 @@ def test_seeds_that_are_trained_together_have_nothing_to_be_compared_with(asked)
     plan = trained(replace(asked, only=("fox_llama",)), {0: 2.0, 1: 2.5}, device=GPU, where="again")
     for _ in range(2):
         code, said = drawn(plan)
-        assert code == 0 and "0 of 0 numbers lie in the band" in said and "for 4 nothing is stored to compare with" in said
+        assert code == 0 and "0 of 0 numbers lie in the band" in said
+        assert "for 4 no other training is stored to compare with" in said
 
 
 def test_noise_that_nobody_knows_is_said(asked):
@@ -136,7 +137,7 @@ def test_noise_that_nobody_knows_is_said(asked):
     code, said = drawn(trained(asked, {7: 9.0}, device=GPU, where="again"))
     assert code == 0 and "0 of 0 numbers" in said and "the band of 2 is not known" in said
     code, said = drawn(trained(replace(asked, results_dir=asked.results_dir / "new"), {7: 9.0}, device=GPU, where="again"))
-    assert code == 0 and "for 2 nothing is stored to compare with" in said
+    assert code == 0 and "for 2 no other training is stored to compare with" in said
 
 
 @pytest.mark.parametrize(("values", "outside", "fits", "told"), [
@@ -155,7 +156,7 @@ def test_the_furthest_of_many_numbers_may_lie_further_out(values, outside, fits,
     assert print_bands(found, Console(file=said, width=500)) is fits
     assert sum(each.outside for each in found) == outside and told in said.getvalue()
     assert f"{len(values) - outside} of {len(values)} numbers lie in the band" in said.getvalue()
-    assert "the band of 1 is not known" in said.getvalue() and "for 1 nothing is stored" in said.getvalue()
+    assert "the band of 1 is not known" in said.getvalue() and "for 1 no other training is stored" in said.getvalue()
 
 
 def test_two_folders_part_where_their_losses_do(asked, capsys):
@@ -179,3 +180,6 @@ def test_a_folder_that_holds_no_run_is_named(asked, capsys, tmp_path):
     assert "is not a run folder" in capsys.readouterr().err
     assert main(["compare", "--runs-dir", str(tmp_path / "none")]) == 2
     assert "holds no runs" in capsys.readouterr().err
+    (run,) = trained(asked, {0: 2.0}, device=CPU).runs.values()
+    assert main(["compare", str(run.folder.path), "--results-dir", str(tmp_path / "none")]) == 2
+    assert f"error: --results-dir {tmp_path / 'none'}: there is no such folder to compare with" in capsys.readouterr().err
