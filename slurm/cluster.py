@@ -28,7 +28,15 @@ OURS = {
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
-Name = Annotated[str, Field(min_length=1)]
+
+
+def _one_line(text: str) -> str:
+    if "\n" in text or "\r" in text:
+        raise ValueError(f"{text!r} has a line break")
+    return text
+
+
+Name = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]
 
 
 def _long_names(options: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +108,7 @@ class Cluster(Settings):
     max_restarts: NonNegativeInt = 3
     arrays: bool = True
     submit_minutes: PositiveFloat = 15.0
-    setup: tuple[Name, ...] = ()
+    setup: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     container: Name | None = None
     python: Name | None = None
     environment: dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(default_factory=dict)
@@ -178,13 +186,14 @@ def read_cluster(path: Path) -> Cluster:
         raise ValueError(f"--cluster {path}: {_mistake(error)}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"--cluster {path} is not TOML: {error}.") from None
-    for line in cluster.setup:
+    commands = [*(("setup", line) for line in cluster.setup), ("container", cluster.container), ("python", cluster.python)]
+    for name, line in ((name, line) for name, line in commands if line is not None):
         read = subprocess.run(
             ["/bin/bash", "-O", "extglob", "-n", "-c", line], capture_output=True, text=True, errors="replace"
         )
         if read.returncode:
             raise ValueError(
-                f"--cluster {path}: setup: {line!r} is no complete command: {read.stderr.strip().splitlines()[0]}."
+                f"--cluster {path}: {name}: {line!r} is no complete command: {read.stderr.strip().splitlines()[0]}."
             )
     return replace(cluster, scratch=cluster.scratch.absolute())
 
