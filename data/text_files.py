@@ -170,8 +170,8 @@ def _read_jsonl(path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
             continue
         try:
             row = json.loads(line)
-        except UnicodeDecodeError:
-            raise
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, line {number} is not UTF-8 text (byte {error.start}): convert the file") from None
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number} is not JSON ({error}): fix the line, or remove it") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):

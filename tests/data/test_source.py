@@ -111,10 +111,12 @@ def test_parquet_whose_text_is_none(tmp_path: Path, texts: list) -> None:
         assert list(read_documents(tmp_path / "a.parquet")) == ["a", ""]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_other_encodings(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes('{"text": "é"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=rf"{name} is not UTF-8"):
+@pytest.mark.parametrize(
+    ("name", "said"), [("a.txt", " is not UTF-8 text (byte 26)"), ("a.jsonl", ", line 2 is not UTF-8 text (byte 10)")]
+)
+def test_other_encodings(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / name).write_bytes('{"text": "a"}  \n{"text": "é"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=re.escape(name + said)):
         list(read_documents(tmp_path / name))
 
 
