@@ -1,7 +1,8 @@
 """LongBench: prompts, greedy answers and their scores.
 
 Prompt templates and metrics are those of the pinned lm-eval package's LongBench tasks, read from its files. `TEMPLATE_FIXES`
-corrects templates that differ from the public benchmark; `score` lists the metrics' differences and what is corrected."""
+corrects the ends of templates that differ from the public benchmark (NarrativeQA's keeps a typing error, "asconcisely", which
+the benchmark corrected in September 2024); `score` lists the metrics' differences and what is corrected."""
 
 import functools
 import importlib
@@ -64,8 +65,9 @@ def first_line(prediction: str) -> str:
 
 def score(task: str, prediction: str, example: Example) -> float:
     """Return the best score over the references, 0 to 100, by the harness's functions, corrected where they differ from the
-    benchmark: the harness strips predictions; its code metric skips blank lines, which the benchmark scores; and its ROUGE
-    is 0 for long sentences, because the package behind it exceeds the recursion limit."""
+    benchmark: the harness strips predictions; its code metric skips blank lines, which the benchmark scores. Beyond the
+    benchmark, ROUGE is computed for sentences of about 1,000 words, too, for which both give 0, because the package behind it
+    exceeds Python's recursion limit."""
     metrics = _metrics()
     function = {
         "qa_f1": metrics.qa_f1_score,
