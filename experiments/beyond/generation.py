@@ -27,6 +27,7 @@ SIZES: dict[tuple[str, ...], dict[str, Any]] = {
 """Lengths of the texts, and batch sizes."""
 KIND = "decoding"
 SOFTMAX = "A Transformer is decoded by FoX's kernel with open gates, whose sums its cache holds, too."
+EVICTING = "Evicting is timed between two rebuilds of its lists of keys, which are not counted: its rate is an upper bound."
 QUANTILES = "quantiles of 20% and 80% over the steps"
 DASHES = {"whole": None, "pruned": DASHED, "evicting": DOTTED}
 runs = lines("fox_pro", "transformer_pro", "mamba2", once=True)
@@ -81,16 +82,18 @@ def draw(study: Study) -> Files:
 
 
 def _notes(table: pd.DataFrame) -> tuple[str, ...]:
-    softmax = (SOFTMAX.rstrip("."),) if any("transformer" in model for model in table["model"]) else ()
-    apart = tuple(each.removesuffix(".") for each in _apart(table))
-    return (f"on {table['machine'].iloc[0]}, decoding through generate, one seed", *softmax, *apart)
+    more = tuple(each.removesuffix(".") for each in _limits(table))
+    return (f"on {table['machine'].iloc[0]}, decoding through generate, one seed", *more)
 
 
-def _apart(table: pd.DataFrame) -> list[str]:
-    """Say which models were timed with the code of which commit, if there are several."""
+def _limits(table: pd.DataFrame) -> list[str]:
+    """Say what the times do not compare: models timed with the code of different commits, what evicting leaves out, and how
+    softmax attention is decoded."""
     by_commit = table.groupby("commit", sort=False)["model"].unique()
     parts = [f"{', '.join(map(title, models))} ({commit})" for commit, models in by_commit.items()]
-    return [f"Timed with different code: {'; '.join(parts)}. Compare within these."] if parts[1:] else []
+    apart = [f"Timed with different code: {'; '.join(parts)}. Compare within these."] if parts[1:] else []
+    evicting = [EVICTING] if "evicting" in table["cache"].values else []
+    return [*apart, *evicting, *([SOFTMAX] if any("transformer" in model for model in table["model"]) else [])]
 
 
 def summary(study: Study) -> Table:
@@ -108,7 +111,7 @@ def summary(study: Study) -> Table:
         rows[name] = [cell and cell.tokens_per_s for cell in timings] + [cell and cell.mib for cell in kept]
         ranges[name] = [cell and (cell.tokens_per_s_low, cell.tokens_per_s_high) for cell in timings] + [None] * len(kept)
     where = f"Decoding on {table['machine'].iloc[0]}, text x sequences at a time. One seed. In square brackets: {QUANTILES}."
-    note = " ".join([about(study), where, SOFTMAX, *_apart(table)])
+    note = " ".join([about(study), where, *_limits(table)])
     return Table("Speed and memory of generation", columns, rows, note, ranges=ranges)
 
 
@@ -118,8 +121,8 @@ def _rate(timing: Any) -> str:
 
 
 def findings(study: Study) -> list[str]:
-    """Return sentences on the longest text: speeds per batch size and code, the fastest first; which models were timed with
-    which code; the kernel that decodes softmax attention; and the memory that is kept."""
+    """Return sentences on the longest text: speeds per batch size and code, the fastest first; what they do not compare; and
+    the memory that is kept."""
     table = timed(study)
     table = table[table["seq_len"] == table["seq_len"].max()]
     table = table.assign(name=[name_of(model, cache) for model, cache in zip(table["model"], table["cache"], strict=True)])
@@ -133,8 +136,5 @@ def findings(study: Study) -> list[str]:
     least = table[table["batch_size"] == table["batch_size"].min()].sort_values("mib", kind="stable")
     sizes = [f"{mib:,.0f}" if mib >= 100 else f"{mib:.3g}" for mib in least["mib"]]
     kept = [f"{name} {size}" for name, size in zip(least["name"], sizes, strict=True)]
-    said += _apart(table)
-    if any("transformer" in model for model in table["model"]):
-        said.append(SOFTMAX)
     what = "In memory for one text of"
-    return [*said, f"{what} {text} tokens, with gate sums and unused slots, in MiB: {', '.join(kept)}."]
+    return [*said, *_limits(table), f"{what} {text} tokens, with gate sums and unused slots, in MiB: {', '.join(kept)}."]
