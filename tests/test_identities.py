@@ -133,7 +133,7 @@ EVALUATIONS = {
                 scores_bos=True, limit=9, precision="bf16")),
     "gate_maps": (READ, dict(seq_len=2048, document=1, layers=(0,), heads=(0,), num_maps=2, grid=32, distance=512,
                   log_tolerance=-9.0, corpus="d", precision="bf16")),
-    "throughput": (dict(machine="m", precision="fp32"), dict(mode="generate", seq_len=64, batch_size=9, new_tokens=9, warmup=9,
+    "throughput": (dict(machine="m", precision="fp32"), dict(mode="generate", seq_len=64, batch_size=9, new_tokens=19, warmup=9,
                    repeats=9, activation_checkpointing=True, micro_batch_tokens=16384, compile=True, step="stepper",
                    beside=FOX, machine="n", precision="bf16")),
     "training_curve": ({}, {}),

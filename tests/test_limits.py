@@ -19,10 +19,10 @@ from data.recall import RecallTask
 from data.sampler import Sampler
 from data.spec import DataSpec
 from data.tokenizer import MAX_VOCAB_SIZE, Tokenizer, parse_tokenizer
+from eval.decoding.spec import FIRST
 from eval.kinds import KINDS
-from eval.needle.measure import NAMES, draw_keys
 from eval.needle.spec import LEAST_HAYSTACK
-from eval.needle.wording import DEFAULT_WORDING, Wording
+from eval.needle.wording import DEFAULT_WORDING, NAMES, Wording
 from eval.shell.stand_ins import check_stand_ins
 from experiments.plan import _check_names
 from experiments.request import Request
@@ -104,11 +104,11 @@ LIMITS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "context of the harness": (lambda n: of("lm_eval", max_length=n), 2, 1),
     "prompt of LongBench": (lambda n: of("longbench", max_prompt_tokens=n), 2, 1),
     "tokens that are decoded": (lambda n: of("pruning", context_len=8, decoded_tokens=n), 7, 8),
-    "tokens whose decoding is timed": (lambda n: of("throughput", mode="generate", new_tokens=n), 2, 1),
+    "tokens whose decoding is timed": (lambda n: of("throughput", mode="generate", new_tokens=n), FIRST + 2, FIRST + 1),
     "length of a needle's cell": (lambda n: of("needle", lengths=(n,), reserve=99), 100, 99),
     "tokens reserved for a query": (lambda n: cells(9999, n), QUERY + 1, QUERY),
     "haystack round a needle": (lambda n: cells(999 + NEEDLE + n, 999), LEAST_HAYSTACK, LEAST_HAYSTACK - 1),
-    "keys of a passkey": (lambda n: draw_keys(n, np.random.default_rng(0)), len(NAMES), len(NAMES) + 1),
+    "keys of a passkey": (lambda n: of("needle", mode="passkey", num_keys=n), len(NAMES), len(NAMES) + 1),
     "held-out documents": (lambda n: loss_of(num_documents=n).check_extent(3, 256), 3, 4),
     "tokens of a held-out document": (lambda n: loss_of(context_len=n).check_extent(3, 256), 256, 257),
     "documents of stand-ins": (stand_ins, 2, 1),

@@ -1,7 +1,6 @@
 """Decoding: continuations of held-out documents with each kind of cache that a model supports."""
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 
 from eval.decoding.spec import FIRST, Spec
 from eval.shell.context import Compute, Context
-from eval.shell.generation import NewCache, generate
+from eval.shell.generation import NewCache, seconds_of_tokens
 from eval.shell.heldout import open_heldout
 from eval.shell.loading import Loaded
 from eval.shell.machine import check_machine, peak_memory_gib, reset_peak_memory
@@ -70,25 +69,16 @@ def decoded(
     batch does not fit into memory."""
     batch_size, tokens = len(prompts), sum(map(len, prompts))
     prefills, steps = list[float](), list[float]()
+    caches = list[DecodingCache]()
+
+    def cache(longest: int) -> DecodingCache:
+        caches[:] = [new_cache(longest)]
+        return caches[0]
+
     for repeat in range(1 + spec.repeats):
-        caches, ticks = list[DecodingCache](), [0.0]
-
-        def cache(longest: int, caches: list[DecodingCache] = caches) -> DecodingCache:
-            if caches:  # a second call: the batch was halved because memory ran out
-                what = f"{batch_size} texts of {longest} tokens at a time"
-                raise ValueError(f"{what} do not fit into the memory of {compute.device}: ask for fewer or shorter ones")
-            caches.append(new_cache(longest))
-            return caches[0]
-
-        def tick(ids: list[int], ticks: list[float] = ticks) -> bool:
-            ticks.append(time.perf_counter())
-            return False
-
+        caches.clear()  # frees its memory
         reset_peak_memory(compute.device)
-        ticks[0] = time.perf_counter()
-        generate(model, prompts, compute, max_new_tokens=spec.new_tokens, stop=tick, cache=cache, batch_tokens=10**9)
-        # `tick` runs for every row after each token, and once more for every row at the end.
-        seconds = np.diff([ticks[0], *ticks[1 : 1 + batch_size * spec.new_tokens : batch_size]])
+        seconds = seconds_of_tokens(model, prompts, compute, spec.new_tokens, cache)
         if repeat:
             prefills.append(float(seconds[0]))
             steps += seconds[1 + FIRST :].tolist()

@@ -6,7 +6,9 @@ cache that it supports, other models with `whole`. On a GPU a step is a CUDA gra
 place (models/cache.py).
 
 Times are those between two tokens of Hugging Face's `generate`, including its overhead, without the first few steps, in which
-kernels are tuned and the graph is captured. `cache_bytes`: size of all states after the last token."""
+kernels are tuned and the graph is captured. Of a cache that evicts, they are times between two rebuilds of its lists, which
+come every 64 tokens (models/cache.py) and are not counted: its speed is an upper bound. `cache_bytes`: size of all states after
+the last token."""
 
 from dataclasses import replace
 from typing import Annotated, Literal, Self
@@ -61,7 +63,7 @@ class Spec(HeldoutSpec):
             raise ValueError(f"new_tokens {self.new_tokens}: the first {FIRST} steps do not count; ask for {FIRST + 2} or more")
         if not self.lengths or not self.batch_sizes:
             raise ValueError("name at least one length and one batch size")
-        if min(self.lengths) <= self.new_tokens:
+        if min(self.lengths) <= self.new_tokens + 1:  # BOS and one token of the text
             raise ValueError(f"length {min(self.lengths)} leaves no prompt before {self.new_tokens} new tokens: ask for more")
 
     @property

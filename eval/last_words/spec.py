@@ -48,6 +48,10 @@ class Spec(HeldoutSpec):
         key=("item",),
     )
 
+    def __post_init__(self) -> None:
+        if self.near >= self.words:
+            raise ValueError(f"near {self.near}: a passage of {self.words} words has nothing before its last {self.near}")
+
     @property
     def extent(self) -> tuple[int, int]:
         return self.num_documents, self.words

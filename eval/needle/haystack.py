@@ -33,7 +33,10 @@ def folder_text(path: Path, *, in_order: bool = True) -> str:
     """Join the texts of a folder (or one file), sorted by name or in the order the directory lists them."""
     files = TextSource(str(path)).files
     if not in_order and path.is_dir():
-        files = [file for file in map(Path, os.scandir(path)) if file in files]
+        listed = [file for file in map(Path, os.scandir(path)) if file in files]
+        if len(listed) < len(files):
+            raise ValueError(f"{path} holds texts in subfolders, which --haystack-unsorted does not order: move them up")
+        files = listed
     return "".join(text for file in files for text in read_documents(file))
 
 

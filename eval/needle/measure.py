@@ -1,7 +1,6 @@
 """Needle in a haystack: greedy answers and their scores. Match scores need no judge: the prompt ends with the beginning of the
 answer, so a correct continuation is the rest of the sentence."""
 
-import re
 from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import pandas as pd
 
 from eval.needle.haystack import Cell, CellBuilder
 from eval.needle.spec import Spec
-from eval.needle.wording import DEFAULT_WORDING, Wording
+from eval.needle.wording import DEFAULT_WORDING, NAMES, Wording, words
 from eval.shell.context import Context
 from eval.shell.generation import answered
 from eval.shell.loading import Loaded
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 PASSKEY_SEED = 20250302
 PASSKEY_NEW_TOKENS = 12
-NAMES = (
-    "amber birch cedar delta ember fjord grove heath ivory jetty koala larch maple "
-    "north ocean pearl quilt river stone tulip umber viola wheat xenon yucca zebra"
-).split()
 UNRELATED_BELOW = 1 / 3  # share of expected words that unrelated English reaches by chance
 
 
@@ -77,9 +72,7 @@ def query_line(name: str) -> str:
 
 def draw_keys(num_keys: int, rng: np.random.Generator) -> list[tuple[str, str]]:
     """Draw distinct names, each with a value of four distinct digits: if digits were repeated, copying what followed the last
-    digit would not be enough. ValueError if there are not enough names."""
-    if num_keys > len(NAMES):
-        raise ValueError(f"num_keys {num_keys} exceeds the {len(NAMES)} names of keys: ask for fewer")
+    digit would not be enough."""
     names = [NAMES[i] for i in rng.permutation(len(NAMES))[:num_keys]]
     return [(name, "".join(map(str, rng.permutation(10)[:4]))) for name in names]
 
@@ -90,7 +83,7 @@ def passkey(
     """Make a prompt of exactly `length` token ids, with BOS and query, and return it with the value that should follow.
 
     Key-value lines, which small models can learn, are hidden in filler: the queried one at `depth` percent, the `num_keys` - 1
-    others at random places. ValueError if the lines do not fit or there are not enough names."""
+    others at random places. ValueError if the lines do not fit."""
     keys = draw_keys(num_keys, rng)
     lines = [codec.encode(key_line(name, value)) for name, value in keys]
     asked, expected = keys[0]
@@ -132,10 +125,6 @@ def _judged(rows: list[dict[str, Any]], judge: "Judge", wording: Wording) -> Non
         row["scored_by"], row["score"] = judge.model, 1.0
     for row, score in zip(asked, scores, strict=True):
         row["score"] = float(score)
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def exact_match(prediction: str, expected: str) -> bool:

@@ -9,7 +9,7 @@ import pandas as pd
 from pydantic import Field
 
 from data.corpus import Counts
-from eval.needle.wording import DEFAULT_WORDING, Wording
+from eval.needle.wording import DEFAULT_WORDING, NAMES, Wording, words
 from eval.shell.sources import digest, fingerprint
 from eval.shell.spec import Content, EvalSpec, Once, Precision, PrecisionOption, Setting
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
@@ -133,6 +133,8 @@ class Spec(Grid):
         super().__post_init__()
         if self.num_keys > 1 and self.mode != "passkey":
             raise ValueError(f"num_keys {self.num_keys} applies to mode 'passkey' only, not to {self.mode!r}")
+        if self.num_keys > len(NAMES):
+            raise ValueError(f"num_keys {self.num_keys} exceeds the {len(NAMES)} names of keys: ask for fewer")
         if self.judge is not None and self.mode == "passkey":
             raise ValueError("mode 'passkey' is scored by match; leave the judge out")
 
@@ -142,7 +144,12 @@ class Spec(Grid):
 
     def bound(self, setting: Setting) -> Self:
         wording = setting.sources.prompts or DEFAULT_WORDING
-        Wording.read(wording)
+        texts = Wording.read(wording)
+        if self.judge is not None and not texts.judge:
+            raise ValueError(f"{wording}: judge is empty: give the text that asks {self.judge!r} for a score")
+        if self.judge is None and not words(texts.expected):
+            what = "what needle says after answer_start has no letter from a to z and no digit, by which answers are matched"
+            raise ValueError(f"{wording}: {what}: name a --judge-model")
         if self.judge is not None and setting.sources.judge_url is None:
             raise ValueError(f"judge {self.judge!r} needs the address of its endpoint: --judge-url")
         return replace(super().bound(setting), wording="passkey" if self.mode == "passkey" else digest(wording))

@@ -1,5 +1,6 @@
 """Texts of the needle tests: the hidden sentence, the question, and the beginning of the answer. Torch-free."""
 
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -7,6 +8,18 @@ from string import Formatter
 from typing import Any
 
 DEFAULT_WORDING, FACTS, CHOICES = (Path(__file__).with_name(f"{name}.toml") for name in ("prompts", "facts", "choices"))
+
+
+NAMES = (
+    "amber birch cedar delta ember fjord grove heath ivory jetty koala larch maple "
+    "north ocean pearl quilt river stone tulip umber viola wheat xenon yucca zebra"
+).split()
+"""Names of pass keys."""
+
+
+def words(text: str) -> list[str]:
+    """Return the words by which an answer is matched: of letters a to z and digits, in lower case."""
+    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,9 @@ class Wording:
         for name, form, conversion in found:
             if name not in ("question", "reference", "answer") or form or conversion:
                 raise ValueError(f"judge may hold {{question}}, {{reference}} and {{answer}} in braces, not {name!r}")
+
+        if self.judge and "answer" not in {name for name, *_ in found}:
+            raise ValueError("judge must hold {answer}, where the answer to be judged goes")
 
     @classmethod
     def read(cls, path: Path) -> "Wording":

@@ -1,4 +1,4 @@
-"""Needle as a choice: the word of the hidden sentence against nine words that the text does not name.
+"""Needle as a choice: the word of the hidden sentence against nine others.
 
 Each sample hides a different sentence (eval/needle/choices.toml) at a different place of the haystack. All ten words have
 equally many tokens, and the true one is drawn at random, so that guessing is right in 10% of the cases."""

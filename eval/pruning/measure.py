@@ -58,13 +58,13 @@ class Pruned:
 
     def attend(self, layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> Tensor:
         count_BHM = layer.pruned_tiles(q, k, log_fgate, self.spec.log_tolerance, self.spec.tile)
-        self._count(layer.layer_idx, count_BHM[0].cpu().numpy(), k.shape[1])
+        self._count(layer.layer_idx, count_BHM[0].cpu().numpy(), q.shape[1], k.shape[1])
         if self.spec.tile == TILE:  # the kernels' own
             return forgetting_attention(q, k, v, log_fgate, **layer.pruning(q, k, self.spec.log_tolerance))
         return attention_without_tiles(q, k, v, log_fgate, count_BHM, self.spec.tile)[0]
 
-    def _count(self, layer: int, count_HM: np.ndarray, num_keys: int) -> None:
-        if count_HM.shape[1] == 1:  # one decoded token
+    def _count(self, layer: int, count_HM: np.ndarray, num_queries: int, num_keys: int) -> None:
+        if num_queries == 1:  # a decoded token
             self._keys.setdefault(layer, []).append(num_keys - self.spec.tile * count_HM[:, 0])
         elif num_keys == self.spec.context_len:  # not the prompt of `_decoded`
             share_H = count_HM.sum(1) / np.arange(1, count_HM.shape[1] + 1).sum()

@@ -47,7 +47,7 @@ def in_batches(
         try:
             found = run(batch)
         except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            if not is_out_of_memory(error):
                 raise
             if len(batch) == 1:
                 what = f"a prompt of {lengths[batch[0]]} tokens (new ones included) does not fit into the memory of"
@@ -62,6 +62,10 @@ def in_batches(
             if on_done is not None:
                 on_done(i, result)
     return [results[i] for i in range(len(lengths))]
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def recorded(

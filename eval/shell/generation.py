@@ -1,14 +1,16 @@
 """Greedy generation for many prompts of different lengths: sorted, left-padded batches, cached decoding, bounded memory."""
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
+import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
-from eval.shell.batching import check_positions, in_batches, recorded
+from eval.shell.batching import check_positions, in_batches, is_out_of_memory, recorded
 from eval.shell.context import Compute, Context
 from eval.shell.loading import Loaded
 from eval.shell.spec import Precision
@@ -123,6 +125,32 @@ def generate(
     run = greedy(model, compute, max_new_tokens, stop_ids, stop, cache)
     lengths = [len(prompt) + max_new_tokens for prompt in prompts]
     return in_batches(lengths, compute, lambda batch: run([prompts[i] for i in batch]), batch_tokens=batch_tokens)
+
+
+def seconds_of_tokens(
+    model: PreTrainedModel, prompts: Sequence[list[int]], compute: Compute, new_tokens: int, cache: NewCache | None = None
+) -> np.ndarray:
+    """Return the seconds from one new token to the next, greedy, of one batch of prompts of equal length: (new_tokens,), of
+    which the first is the prefill. ValueError if the batch does not fit into the memory, or would not be continued as one."""
+    if len(prompts) > 1 and not stands_batches(model, compute):
+        raise ValueError(f"{type(model).__name__} mixes up the rows of a batch: ask for batches of 1")
+    ticks = list[float]()
+
+    def tick(ids: list[int]) -> bool:
+        ticks.append(time.perf_counter())
+        return False
+
+    run = greedy(model, compute, new_tokens, stop=tick, cache=cache)
+    ticks.append(time.perf_counter())
+    try:
+        run(prompts)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        what = f"{len(prompts)} texts of {len(prompts[0]) + new_tokens} tokens at a time"
+        raise ValueError(f"{what} do not fit into the memory of {compute.device}: ask for fewer or shorter ones") from None
+    # `tick` runs for every row after each token, and once more for every token at the end.
+    return np.diff([ticks[0], *ticks[1 : 1 + len(prompts) * new_tokens : len(prompts)]])
 
 
 def answered(

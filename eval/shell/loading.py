@@ -102,7 +102,8 @@ def _content_id(folder: Path, tokenizer_name: str | None) -> str:
         for path in sorted(path for path in found if path.is_file()):
             whole.update(f"{path.name}\0{manifest.digest(path)}\n".encode())
     if tokenizer_name is not None and not tokenizer.is_dir():
-        whole.update(tokenizer_name.encode())
+        in_folder = ":" in tokenizer_name  # such as gpt2-json:FOLDER
+        whole.update((parse_tokenizer(tokenizer_name).digest() if in_folder else tokenizer_name).encode())
     return whole.hexdigest()[:10]
 
 

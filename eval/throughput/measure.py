@@ -14,9 +14,10 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 from transformers import PreTrainedModel
 
+from eval.decoding.spec import FIRST
 from eval.shell.batching import check_positions
 from eval.shell.context import Compute, Context
-from eval.shell.generation import generate
+from eval.shell.generation import seconds_of_tokens
 from eval.shell.loading import Loaded, vocab_size
 from eval.shell.machine import check_machine, peak_memory_gib
 from eval.throughput.spec import Spec
@@ -34,14 +35,15 @@ QUANTILES = (0.2, 0.5, 0.8)
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return one row of speed and memory. "train": tokens of a step / time of a step; MFU counts 3 forward passes, as in the
-    paper. "generate": new tokens per second of the whole batch while decoding (the prefill's own rate is in `context.extras`).
+    paper. "generate": new tokens per second of the whole batch while decoding (the prefill's own rate is in `context.extras`);
+    its FLOPs are those of a token after `seq_len` others, the mean of a sequence of twice that length.
     ValueError on another machine than the spec's. The weights are not changed."""
     machine = check_machine(spec.machine, context.device)
     model = loaded.fresh()
     check_positions(model, spec.seq_len + spec.new_tokens * (spec.mode == "generate"), "lower --seq-len")
     lift_limit()  # lets fla's kernels be fully tuned, as ours are
-    own, params = _own_spec(model), num_params(model)
-    flops = 2 * params if own is None else own.flops_per_token(spec.seq_len)  # for foreign models, matrix products only
+    own, params, counted = _own_spec(model), num_params(model), spec.seq_len * (2 if spec.mode == "generate" else 1)
+    flops = 2 * params if own is None else own.flops_per_token(counted)  # for foreign models, matrix products only
     compute, peak = context.compute(spec.precision), peak_flops(torch.device(context.device))
     context.extras |= {"autotune": "full", "batch_size": spec.batch_size, "peak_flops": peak}
     relative = np.full(3, math.nan)
@@ -52,9 +54,9 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         if spec.beside is not None:
             relative = np.quantile(seconds_RM[:, 1] / seconds_RM[:, 0], QUANTILES)
     else:
-        prefill, whole = _time_generation(model, spec, compute)
+        prefill, tokens = _time_generation(model, spec, compute)
         context.extras["prefill_tokens_per_s"] = spec.batch_size * spec.seq_len / prefill
-        rates = spec.batch_size * (spec.new_tokens - 1) / np.maximum(whole - prefill, 1e-9)
+        rates = spec.batch_size / tokens
         memory = peak_memory_gib(context.device)
     low, median, high = np.quantile(rates, QUANTILES)
     dense = (3 if spec.mode == "train" else 1) * flops * median / peak if peak else math.nan
@@ -145,11 +147,12 @@ def _time_steps(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[n
 
 
 def _time_generation(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[float, np.ndarray]:
-    """Return the median seconds to the first new token, and the seconds of each repeat to the last one."""
-    prompts = _random_ids(model, spec).tolist()
-    budget = spec.batch_size * (spec.seq_len + spec.new_tokens)
-
-    run = functools.partial(generate, model, prompts, compute, batch_tokens=budget)
-    prefill = seconds_of("throughput (prefill)", [lambda: run(max_new_tokens=1)], spec, compute)
-    whole = seconds_of("throughput (generate)", [lambda: run(max_new_tokens=spec.new_tokens)], spec, compute)
-    return float(np.median(prefill)), whole[:, 0]
+    """Return the median seconds to the first new token, and the seconds of each later one without the first few, of all
+    repeats."""
+    prompts, found = _random_ids(model, spec).tolist(), list[np.ndarray]()
+    with Progress("throughput (generate)", spec.warmup + spec.repeats) as progress:
+        for _ in range(spec.warmup + spec.repeats):
+            found.append(seconds_of_tokens(model, prompts, compute, spec.new_tokens))
+            progress.advance()
+    timed = np.stack(found[spec.warmup :])
+    return float(np.median(timed[:, 0])), timed[:, 1 + FIRST :].ravel()

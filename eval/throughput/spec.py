@@ -2,7 +2,7 @@
 
 Only ratios between models on one machine are comparable, and only if their steps alternated in one process (`relative`):
 otherwise, other load on the machine would look like a difference. `_low` and `_high` are the 20% and 80% quantiles over the
-repeats."""
+repeats (of a step, or of the decoding of a token)."""
 
 from dataclasses import replace
 from typing import Annotated, Literal, Self
@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 import pandas as pd
 import tyro
 
+from eval.decoding.spec import FIRST
 from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
@@ -38,9 +39,9 @@ class Spec(EvalSpec):
     """Tokens of a micro-batch; default: the whole batch."""
     compile: bool = False
     """Compile the layers of models that gain by it, on CUDA."""
-    step: Annotated[Literal["stepper"] | None, tyro.conf.Suppress] = None
-    """Filled in for `train`. Stored rows without it are of an earlier step, with an optimiser of its own and no micro-batches,
-    which is no longer measured."""
+    step: Annotated[Literal["stepper", "token"] | None, tyro.conf.Suppress] = None
+    """Filled in: stepper for `train`, token for `generate`. Stored rows without it are of earlier measurements: a step with an
+    optimiser of its own and no micro-batches, or decoding in which the first tokens, with which kernels are tuned, counted."""
     beside: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
     """Other model (with the corpus's vocabulary) whose training steps alternate with the model's."""
     machine: Content = None
@@ -66,8 +67,8 @@ class Spec(EvalSpec):
     )
 
     def __post_init__(self) -> None:
-        if self.mode == "generate" and self.new_tokens < 2:
-            raise ValueError(f"new_tokens {self.new_tokens}: timing the decoding needs at least 2")
+        if self.mode == "generate" and self.new_tokens <= FIRST + 1:
+            raise ValueError(f"new_tokens {self.new_tokens}: the first {FIRST} steps do not count; ask for {FIRST + 2} or more")
         if self.mode == "generate" and self.beside is not None:
             raise ValueError("beside: only training steps are timed beside those of another model; use mode 'train'")
 
@@ -75,7 +76,7 @@ class Spec(EvalSpec):
         beside = self.beside
         if beside is not None and setting.corpus is not None:
             beside = replace(beside, vocab_size=setting.corpus.vocab_size)
-        step: Literal["stepper"] | None = "stepper" if self.mode == "train" else self.step
+        step: Literal["stepper", "token"] = "stepper" if self.mode == "train" else "token"
         return replace(self, step=step, beside=beside, machine=setting.machine, precision=self.precision or setting.precision)
 
     def flops(self, model: ModelSpec) -> float:
@@ -83,7 +84,7 @@ class Spec(EvalSpec):
         if self.mode == "train":
             models = [model] if self.beside is None else [model, self.beside]
             return sum(3 * steps * tokens * each.flops_per_token(self.seq_len) for each in models)
-        return steps * (2 * tokens + self.batch_size * self.new_tokens) * model.flops_per_token(self.seq_len)
+        return steps * (tokens + self.batch_size * self.new_tokens) * model.flops_per_token(self.seq_len)
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         return [

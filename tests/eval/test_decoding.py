@@ -9,8 +9,9 @@ import torch
 import models.cache
 from eval.decoding import measure
 from eval.decoding.spec import FIRST, Spec
+from eval.shell import generation
 from eval.shell.context import Compute
-from eval.shell.generation import generate
+from eval.shell.generation import generate, seconds_of_tokens
 from models.build import build_model
 from models.forgetting_transformer import eviction
 from models.forgetting_transformer.module import gated_layers, pruning
@@ -38,7 +39,7 @@ def clock(monkeypatch):
         now[0] += next(look.steps)
         return now[0]
 
-    monkeypatch.setattr(measure.time, "perf_counter", look)
+    monkeypatch.setattr(generation.time, "perf_counter", look)
     return look
 
 
@@ -51,13 +52,16 @@ def test_rates_follow_the_clock(batch_size, tiny_fox, bind, in_memory, context, 
     clock.steps = iter(4 * looks)
     asked = []
 
-    def played(model, prompts, compute, *, max_new_tokens, stop, cache, batch_tokens):
-        cache(len(prompts[0]) + max_new_tokens).update(0, state=torch.zeros(3))
-        asked.append((len(prompts), len(prompts[0]), max_new_tokens))
-        for _ in range(new * batch_size + 5):  # the last looks come when it is over
-            assert stop([1]) is False
+    def played(model, compute, max_new_tokens, *, stop, cache):
+        def run(prompts):
+            cache(len(prompts[0]) + max_new_tokens).update(0, state=torch.zeros(3))
+            asked.append((len(prompts), len(prompts[0]), max_new_tokens))
+            for _ in range(new * batch_size + 5):  # the last looks come when it is over
+                assert stop([1]) is False
 
-    monkeypatch.setattr(measure, "generate", played)
+        return run
+
+    monkeypatch.setattr(generation, "greedy", played)
     model = build_model(tiny_fox(forget_gate="none")).eval()
     spec = bind(Spec(lengths=(64,), batch_sizes=(batch_size,), new_tokens=new, repeats=3))
     (row,) = Spec.SCHEMA.validate(measure.evaluate(in_memory(model), spec, context)).to_dict("records")
@@ -67,6 +71,18 @@ def test_rates_follow_the_clock(batch_size, tiny_fox, bind, in_memory, context, 
     assert asked == [(batch_size, 64 - new, new)] * 4
     assert (row["cache"], row["seq_len"], row["batch_size"], row["machine"]) == ("whole", 64, batch_size, spec.machine)
     assert row["cache_bytes"] == 12
+
+
+def test_a_batch_is_timed_as_one_however_many_rows_it_has(tiny_fox, monkeypatch):
+    """More rows than `generate` takes at a time are one batch; a model that mixes up rows is refused."""
+    seen, model = [], build_model(tiny_fox(num_layers=1)).eval()
+    run = generation._generated
+    monkeypatch.setattr(generation, "_generated", lambda *given: seen.append(len(given[3]["input_ids"])) or run(*given))
+    assert seconds_of_tokens(model, [[1, 2]] * 300, Compute(), 3).shape == (3,) and seen == [300]
+    monkeypatch.setattr(generation, "stands_batches", lambda model, compute: False)
+    assert seconds_of_tokens(model, [[1, 2]], Compute(), 3).shape == (3,)
+    with pytest.raises(ValueError, match="CausalLM mixes up the rows of a batch: ask for batches of 1"):
+        seconds_of_tokens(model, [[1, 2]] * 2, Compute(), 3)
 
 
 def test_every_way_of_decoding(tiny_fox, bind, in_memory, context, monkeypatch):
@@ -117,13 +133,14 @@ def test_which_models_are_decoded_how(tiny_fox):
 def test_what_does_not_fit_or_cannot_be_is_said(tiny_fox, bind, in_memory, context, monkeypatch):
     for given, words in (
         (dict(new_tokens=FIRST + 1), f"new_tokens {FIRST + 1}: the first {FIRST} steps do not count; ask for {FIRST + 2}"),
-        (dict(lengths=(64, 9)), "length 9 leaves no prompt before 64 new tokens"),
+        (dict(lengths=(66, 65)), "length 65 leaves no prompt before 64 new tokens"),
         (dict(lengths=()), "at least one length"),
         (dict(batch_sizes=()), "one batch size"),
         (dict(log_tolerance=0.0), "log_tolerance 0.0"),
     ):
         with pytest.raises(ValueError, match=words):
             Spec(**{"lengths": (128,), **given})
+    assert Spec(lengths=(66,)).new_tokens == 64
     assert Spec(lengths=(128, 200), batch_sizes=(1, 16)).extent == (16, 200)
     model = build_model(tiny_fox()).eval()
     spec = bind(Spec(lengths=(40,), batch_sizes=(2,), new_tokens=FIRST + 2, repeats=1))

@@ -30,7 +30,6 @@ def test_the_rule_by_hand():
     assert item == measure.Item(0, "harbour", TEXT[: TEXT.index(" harbour.")].removeprefix("the "), "way to the")
     for changes, text in (
         (dict(words=8), TEXT),  # it stood too long ago
-        (dict(words=10, near=10), TEXT),  # the last words are the whole passage
         (dict(words=10), TEXT.replace("harbour.", "harbour,")),  # the sentence goes on
         (dict(words=10), TEXT.replace(" harbour.", "-harbour.")),  # a part of a word
         (dict(words=10), TEXT.replace("harbour", "sea")),  # short

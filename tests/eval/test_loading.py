@@ -72,6 +72,15 @@ def test_the_authors_folders_are_read_as_they_are(authors):
         (authors / "merges.txt.away").rename(authors / "merges.txt")
 
 
+def test_a_model_is_the_same_wherever_its_tokeniser_lies(authors, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in ("vocab.json", "merges.txt"):
+        (copy / file).write_bytes((authors / file).read_bytes())
+    found = {Subject.find(str(authors), f"gpt2-json:{folder}").run_id for folder in (authors, copy)}
+    assert len(found) == 1 and found.isdisjoint({Subject.find(str(authors), name).run_id for name in ("gpt2-json", "bytes")})
+
+
 def test_the_authors_models_go_through_evaluations_of_longcrawl64(authors, longcrawl64, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     source = ["--model", str(authors), "--corpus", str(longcrawl64)]
@@ -208,7 +217,7 @@ def test_flas_models_go_through_every_evaluation(gla, corpus, tmp_path, monkeypa
         ("needle_recall", *RECALL),
         ("longbench", "--dataset", "local", "--max-prompt-tokens", "200", "--max-examples", "1", "--max-new-tokens", "3"),
         ("lm_eval", "--include", "local", "--tasks", "copa", "lambada_openai", "--limit", "2"),
-        ("throughput", "--mode", "generate", "--seq-len", "16", "--new-tokens", "3", "--warmup", "0", "--repeats", "1"),
+        ("throughput", "--mode", "generate", "--seq-len", "16", "--new-tokens", "10", "--warmup", "0", "--repeats", "1"),
         ("throughput", "--seq-len", "16", "--warmup", "0", "--repeats", "1"),
     ):
         corpus_option = [] if name == "throughput" else ["--corpus", str(corpus.folder)]

@@ -31,7 +31,8 @@ from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.shell.context import Context
 from eval.shell.partial import Partial
-from eval.shell.sources import Sources
+from eval.shell.sources import Sources, UserData
+from eval.shell.spec import Setting
 from eval.shell.text import TextCodec, heldout_texts
 from tests.eval.passkey_training import training_batch
 
@@ -137,6 +138,10 @@ def test_haystack_order_repetition_and_samples(codecs, corpus, bind, tmp_path):
     listed = [entry.name for entry in os.scandir(tmp_path) if entry.name.endswith(".txt")]
     assert folder_text(tmp_path, in_order=False) == "".join({"a.txt": "First. ", "b.txt": "Second. "}[n] for n in listed)
     assert folder_text(tmp_path / "a.txt", in_order=False) == "First. "
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "c.txt").write_text("Third.")
+    with pytest.raises(ValueError, match="holds texts in subfolders, which --haystack-unsorted does not order"):
+        folder_text(tmp_path, in_order=False)
     codec = codecs["plain"]
     once = codec.encode("First. Second. ")
     assert haystack_ids(codec, iter(["First. Second. "]), 3 * len(once) - 1) == once * 3
@@ -308,10 +313,24 @@ def test_wording_files(tmp_path):
         (good.replace("answer_start", "answer_begin"), "exactly the texts"),
         (good.replace('answer_start = "The best', 'answer_start = "A best'), "beginning of needle"),
         (good.replace("{answer}", "{anser}"), "braces"),
+        (good.replace("{answer}", "it"), "judge must hold {answer}"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             Wording.read(path)
+    setting = Setting(None, UserData(prompts=path, judge_url="u"), "fp32", "m")
+    path.write_text(good[: good.index("judge =")] + 'judge = ""\n')
+    with pytest.raises(ValueError, match="judge is empty: give the text that asks 'j' for a score"):
+        Spec(judge="j", text="0123").bound(setting)
+    assert Spec(text="0123").bound(setting).wording
+    path.write_text(
+        good.replace(
+            "is eat a sandwich and sit in Dolores Park on a sunny day.", "is \u0441\u044d\u043d\u0434\u0432\u0438\u0447."
+        )
+    )
+    with pytest.raises(ValueError, match="no letter from a to z and no digit, by which answers are matched"):
+        Spec(text="0123").bound(setting)
+    assert Spec(judge="j", text="0123").bound(setting).wording
     path.write_text(good.replace("San Francisco", "Lisbon"))
     assert "Lisbon" in Wording.read(path).hidden("easy")
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from eval.attention_speed import measure as attention_speed
+from eval.decoding.spec import FIRST
 from eval.kinds import KINDS
 from eval.shell.context import Compute, Context
 from eval.throughput import measure as throughput
@@ -43,14 +44,14 @@ def test_what_is_timed_fits_into_the_positions(mode, monkeypatch):
     monkeypatch.setattr(throughput, "peak_flops", lambda device: checked.append(str(device)))
     monkeypatch.setattr(throughput, "peak_memory_gib", lambda device: {"cuda:1": 3.0}[device])
     monkeypatch.setattr(throughput, "_time_steps", lambda *given: (np.ones((2, 1)), 3.0))
-    monkeypatch.setattr(throughput, "_time_generation", lambda *given: (1.0, np.array([1.0, 1.0])))
-    spec = KINDS["throughput"](mode=mode, seq_len=16, new_tokens=5, batch_size=2, machine="m", precision="fp32")
+    monkeypatch.setattr(throughput, "_time_generation", lambda *given: (1.0, np.array([0.5, 0.5])))
+    spec = KINDS["throughput"](mode=mode, seq_len=16, new_tokens=12, batch_size=2, machine="m", precision="fp32")
     (row,) = throughput.evaluate(SimpleNamespace(fresh=lambda: "model"), spec, Context(device="cuda:1")).to_dict("records")
-    assert checked == [(21 if mode == "generate" else 16, "lower --seq-len"), "lifted", "cuda:1"]
+    assert checked == [(28 if mode == "generate" else 16, "lower --seq-len"), "lifted", "cuda:1"]
     assert (row["peak_memory_gib"], row["fwd_flops_per_token"], row["machine"]) == (3.0, 10.0, "m on cuda:1") and math.isnan(
         row["mfu"]
     )
-    assert row["tokens_per_s"] == (32.0 if mode == "train" else 2 * 4 / 1e-9)
+    assert row["tokens_per_s"] == (32.0 if mode == "train" else 4.0)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -131,23 +132,20 @@ def test_steps_are_tuned_first_and_memory_is_of_the_model_alone(beside, tiny_fox
     ]
 
 
-def test_generation_is_timed_in_one_batch(monkeypatch):
-    """To the first token, and to the last."""
-    asked, given = [], []
+def test_generation_is_timed_between_tokens(monkeypatch, opened):
+    """Without the first ones, with which kernels are tuned, and without the warm-up."""
+    asked = []
+
+    def timed(model, prompts, compute, new_tokens):
+        asked.append((len(prompts), len(prompts[0]), new_tokens))
+        return np.array([10.0 * len(asked), *[99.0] * FIRST, len(asked), 0.5])
+
     monkeypatch.setattr(throughput, "vocab_size", lambda model: 64)
-    monkeypatch.setattr(
-        throughput, "generate", lambda model, prompts, compute, **how: asked.append((len(prompts), len(prompts[0]), how))
-    )
-
-    def timed(what, actions, spec, compute):
-        actions[0]()
-        given.append(what)
-        return np.array([[1.0], [2.0], [9.0]])
-
-    monkeypatch.setattr(throughput, "seconds_of", timed)
-    prefill, whole = throughput._time_generation("model", KINDS["throughput"](seq_len=8, batch_size=3, new_tokens=5), Compute())
-    assert (prefill, whole.tolist(), given) == (2.0, [1.0, 2.0, 9.0], ["throughput (prefill)", "throughput (generate)"])
-    assert asked == [(3, 8, dict(batch_tokens=39, max_new_tokens=new)) for new in (1, 5)]
+    monkeypatch.setattr(throughput, "seconds_of_tokens", timed)
+    spec = KINDS["throughput"](seq_len=8, batch_size=3, new_tokens=FIRST + 3, warmup=1, repeats=3)
+    prefill, tokens = throughput._time_generation("model", spec, Compute())
+    assert (prefill, tokens.tolist()) == (30.0, [2.0, 0.5, 3.0, 0.5, 4.0, 0.5])
+    assert asked == [(3, 8, FIRST + 3)] * 4 and opened == [("throughput (generate)", 4)] + [1] * 4
     assert (
         throughput._random_ids("model", KINDS["throughput"](seq_len=8)).tolist()
         == throughput._random_ids("model", KINDS["throughput"](seq_len=8)).tolist()

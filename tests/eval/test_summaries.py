@@ -219,6 +219,8 @@ def test_what_gives_rows_is_named_once(kind, given):
     ("attention_speed", dict(seq_len=8, log_tolerance=0.0), "below 0"),
     ("gate_maps", dict(seq_len=8, layers=1, heads=1, log_tolerance=0.0), "below 0"),
     ("throughput", dict(mode="generate", beside=FOX), "use mode 'train'"),
+    ("last_words", dict(num_documents=1, words=20, near=20), "near 20: a passage of 20 words has nothing before its last 20"),
+    ("needle", dict(mode="passkey", num_keys=27), "num_keys 27 exceeds the 26 names of keys"),
 ])  # fmt: skip
 def test_specs_that_ask_for_nothing_or_for_what_is_not_there(kind, given, why):
     with pytest.raises(ValueError, match=why):
@@ -288,7 +290,7 @@ def test_what_is_filled_in(tmp_path):
     timed = KINDS["throughput"](beside=dataclasses.replace(FOX, vocab_size=9)).bound(setting)
     assert (timed.machine, timed.precision, timed.step, timed.beside) == ("some GPU", "bf16", "stepper", FOX)
     assert KINDS["throughput"](mode="generate", precision="fp32").bound(setting) == dataclasses.replace(
-        KINDS["throughput"](mode="generate"), machine="some GPU", precision="fp32")  # fmt: skip
+        KINDS["throughput"](mode="generate"), machine="some GPU", precision="fp32", step="token")  # fmt: skip
     for unsorted in (False, True):
         (tmp_path / "a.txt").write_text("text")
         own = dataclasses.replace(setting, sources=UserData(haystack=tmp_path, haystack_unsorted=unsorted))
@@ -299,11 +301,11 @@ def test_what_is_filled_in(tmp_path):
 
 
 def test_costs_of_timing():
-    """A training step is three passes, of both models where there are two; generation reads the prompt twice, then the rest."""
+    """A training step is three passes, of both models where there are two; generation reads the prompt, then the rest."""
     flops, small = FOX.flops_per_token(128), dataclasses.replace(FOX, num_layers=1)
     given = dict(seq_len=128, batch_size=3, warmup=1, repeats=4)
     assert KINDS["throughput"](**given, beside=small).flops(FOX) == 3 * 5 * 384 * (flops + small.flops_per_token(128))
-    assert KINDS["throughput"](**given, mode="generate", new_tokens=10).flops(FOX) == 5 * (2 * 384 + 30) * flops
+    assert KINDS["throughput"](**given, mode="generate", new_tokens=10).flops(FOX) == 5 * (384 + 30) * flops
 
 
 def test_files_of_longbench(tmp_path):

@@ -33,13 +33,13 @@ def test_rows_follow_the_clock_and_weights_stay(mode, pruned, tiny_fox, bind, in
     ticks = itertools.accumulate(itertools.chain([0], *([100, n] for n in (1, 2, 3, 4, 5))))
     monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(measure, "peak_flops", lambda device: 1e9)
-    spec = bind(Spec(mode=mode, seq_len=64, batch_size=2, new_tokens=5, warmup=1, repeats=5))
+    spec = bind(Spec(mode=mode, seq_len=64, batch_size=2, new_tokens=12, warmup=1, repeats=5))
     context = Context()
     if mode == "generate":
-        monkeypatch.setattr(measure, "_time_generation", lambda *a: (1.0, 1.0 + np.array([1.0, 2.0, 3.0, 4.0, 5.0])))
+        monkeypatch.setattr(measure, "_time_generation", lambda *a: (1.0, np.array([1.0, 2.0, 3.0, 4.0, 5.0])))
     (row,) = Spec.SCHEMA.validate(measure.evaluate(in_memory(model), spec, context)).to_dict("records")
-    flops = spec_of(model).flops_per_token(64)
-    tokens = 128 if mode == "train" else 2 * 4
+    flops = spec_of(model).flops_per_token(64 if mode == "train" else 128)  # the last of 64 sees all, as 64 of 128 on average
+    tokens = 128 if mode == "train" else 2
     rates = np.quantile(tokens / np.array([1.0, 2.0, 3.0, 4.0, 5.0]), (0.2, 0.5, 0.8))
     assert [row[f"tokens_per_s{name}"] for name in ("_low", "", "_high")] == pytest.approx(rates.tolist())
     assert row["mfu_dense"] == pytest.approx((3 if mode == "train" else 1) * flops * row["tokens_per_s"] / 1e9)
@@ -78,15 +78,16 @@ def test_steps_alternate_with_those_of_the_model_beside(tiny_fox, bind, in_memor
 
 def test_really_timed_and_on_a_foreign_model(bind, in_memory):
     for mode in ("train", "generate"):
-        spec = bind(Spec(mode=mode, seq_len=32, new_tokens=8, warmup=1, repeats=3))
+        spec = bind(Spec(mode=mode, seq_len=32, new_tokens=11, warmup=1, repeats=3))
         (row,) = measure.evaluate(in_memory(llama()), spec, Context()).to_dict("records")
         assert 0 < row["tokens_per_s_low"] <= row["tokens_per_s"] <= row["tokens_per_s_high"]
         assert row["fwd_flops_per_token"] == 2 * row["params"]
     short = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16))
     with pytest.raises(ValueError, match="16 positions"):
         measure.evaluate(in_memory(short), bind(Spec(seq_len=32)), Context())
-    with pytest.raises(ValueError, match="new_tokens 1"):
-        Spec(mode="generate", new_tokens=1)
+    with pytest.raises(ValueError, match="new_tokens 9: the first 8 steps do not count; ask for 10 or more"):
+        Spec(mode="generate", new_tokens=9)
+    assert bind(Spec(mode="generate", new_tokens=10)).step == "token"
 
 
 def test_a_step_is_what_a_training_of_the_run_takes(tiny_fox, bind, in_memory, monkeypatch):
@@ -113,7 +114,7 @@ def test_a_step_is_what_a_training_of_the_run_takes(tiny_fox, bind, in_memory, m
 def test_stored_rows_of_the_earlier_step_are_another_evaluation(bind):
     stored = Spec(seq_len=32, machine="NVIDIA H200", precision="bf16")
     assert eval_id(stored) == "throughput-3eec709d" != eval_id(replace(stored, step="stepper"))
-    assert bind(Spec()).step == "stepper" and bind(Spec(mode="generate")).step is None
+    assert bind(Spec()).step == "stepper" and bind(Spec(mode="generate")).step == "token"
 
 
 def test_another_machine_is_another_evaluation(bind, in_memory):
