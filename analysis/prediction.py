@@ -71,13 +71,15 @@ class Predicted:
         return 1.0 if self.noise is None else 2 * below(self.noise.df, -abs(value - self.mean) / self._error)
 
 
-def predict(name: str, kind: str, stored: tuple[float, ...], repeats: Sequence[Repeated], scale: str, family: str) -> Predicted:
-    """Predict the number `name` of one more training. A spread of 0 (e.g. scores at their floor) is not used as an
-    estimate of the noise."""
+def predict(
+    name: str, kind: str, stored: tuple[float, ...], repeats: Sequence[Repeated], scale: str, family: str, train_tokens: int
+) -> Predicted:
+    """Predict the number `name` of one more training. A spread of 0 (e.g. scores at their floor) is not used as an estimate of
+    the noise."""
 
     def functional(other: Repeated) -> np.ndarray:
         return np.array([numbers(kind, rows, other.train_len).get(name, np.nan) for rows in other.rows])
 
     own = own_noise(np.array(stored)) if len(stored) >= OWN else None
-    noise = own if own is not None and own.variance > 0 else noise_of(repeats, scale, family, functional)
+    noise = own if own is not None and own.variance > 0 else noise_of(repeats, scale, family, train_tokens, functional)
     return Predicted(stored, noise if noise is not None and noise.variance > 0 else None)

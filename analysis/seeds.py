@@ -7,7 +7,8 @@ difference inside one run has its own, smaller noise. A series with two seeds is
 uses its own seeds alone (analysis/statistics.py). The variances are pooled over the narrowest group that has 4 or more degrees
 of freedom:
 
-    the same scale and architecture; all scales of the size and the same architecture; the same scale; all scales of the size.
+    the same scale, architecture and number of training tokens; the same scale and architecture; all scales of the size and the
+    same architecture; the same scale; all scales of the size.
 
 The size is the first part of a scale's name: mini, mini-short and mini-extrapolation are of one size, 360m-7.5b is of another.
 Architectures: attention with a forget gate, attention without one, recurrent. If no run was repeated, the noise is not known.
@@ -38,12 +39,13 @@ ENOUGH = 4
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """Rows of one evaluation of a series that was trained with several seeds, and its training context length."""
+    """Rows of one evaluation of a series that was trained with several seeds, and its training context length and tokens."""
 
     scale: str
     family: str
     train_len: int
     rows: tuple[pd.DataFrame, ...]
+    train_tokens: int = 0
 
 
 RECURRENT_KINDS = (*RECURRENT, "gated_delta_net", "kimi_delta_attention", "gated_linear_attention", "mamba3", "samba")
@@ -64,7 +66,7 @@ Functional = Callable[[Repeated], np.ndarray | None]
 """Function that returns one value per seed of a series; None for a series that lacks what it needs."""
 
 
-def noise_of(series: Sequence[Repeated], scale: str, family: str, functional: Functional) -> Noise | None:
+def noise_of(series: Sequence[Repeated], scale: str, family: str, train_tokens: int, functional: Functional) -> Noise | None:
     """Return the noise between seeds of `functional`, pooled as above. None if it can be computed for no series."""
 
     @cache
@@ -75,8 +77,11 @@ def noise_of(series: Sequence[Repeated], scale: str, family: str, functional: Fu
         return float(((values - values.mean()) ** 2).sum()), len(values) - 1
 
     everywhere = f"any {size_of(scale)} scale"
+    near = [each for each in series if (each.scale, each.family) == (scale, family)]
+    alike = [each for each in near if each.train_tokens == train_tokens]
     groups = {
-        f"{family} at {scale}": [each for each in series if (each.scale, each.family) == (scale, family)],
+        **({f"{family} at {scale}, trained as long": alike} if len(alike) < len(near) else {}),
+        f"{family} at {scale}": near,
         f"{family} at {everywhere}": [each for each in series if each.family == family],
         f"all models at {scale}": [each for each in series if each.scale == scale],
         f"all models at {everywhere}": series,
@@ -134,7 +139,9 @@ def _repeats(metas: tuple[Path, ...], without: frozenset[str]) -> tuple[Repeated
     for (scale, *_), seeds in widest.items():
         rows = tuple(read_rows(path.with_name(path.name.replace(".meta.json", ".parquet")))[0] for path, _ in seeds.values())
         spec = next(iter(seeds.values()))[1]
-        found.append(Repeated(scale, family_of(spec["model"]), int(spec["train"]["seq_len"]), rows))
+        found.append(
+            Repeated(scale, family_of(spec["model"]), int(spec["train"]["seq_len"]), rows, int(spec["train"]["train_tokens"]))
+        )
     return tuple(found)
 
 

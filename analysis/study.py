@@ -225,7 +225,8 @@ class Study:
         spec, kind = self.spec(line.run_id), meta["kind"]
 
         def noise(functional: Functional) -> Noise | None:
-            return noise_of(self._repeats(line.scale, kind), line.scale, family_of(spec["model"]), functional)
+            series, train_tokens = self._repeats(line.scale, kind), int(spec["train"]["train_tokens"])
+            return noise_of(series, line.scale, family_of(spec["model"]), train_tokens, functional)
 
         names = {name: getattr(line, name) for name in ("label", "axes", "model", "scale")}
         sources_D = sources_of(self.results_dir, meta, documents)

@@ -59,7 +59,7 @@ def compared(folder: RunFolder, results_dir: Path, ours: frozenset[str]) -> Iter
             predicted = None
             if values:
                 repeats = repeats_for(results_dir, spec.scale, kind, ours)
-                predicted = predict(name, kind, values, repeats, spec.scale, family)
+                predicted = predict(name, kind, values, repeats, spec.scale, family, spec.train.train_tokens)
             yield Compared(folder.path.name, path.stem, name, value, predicted)
 
 

@@ -26,7 +26,7 @@ def test_one_more_seed_lies_in_its_band_in_95_of_100_cases(count, pool):
     for _ in range(400):
         *stored, new = 2 + 0.01 * rng.normal(size=count + 1)
         repeats = pooled(rng, 0.01) if pool else ()
-        found = predict("loss in the training context", "per_token_loss", tuple(stored), repeats, "mini", "recurrent")
+        found = predict("loss in the training context", "per_token_loss", tuple(stored), repeats, "mini", "recurrent", 0)
         low, high = found.band
         inside.append(low <= new <= high)
         assert inside[-1] == (found.p(new) >= 0.05)
@@ -35,12 +35,12 @@ def test_one_more_seed_lies_in_its_band_in_95_of_100_cases(count, pool):
 
 
 def test_what_is_not_known_is_no_band():
-    one = predict("loss in the training context", "per_token_loss", (2.0,), (), "mini", "recurrent")
+    one = predict("loss in the training context", "per_token_loss", (2.0,), (), "mini", "recurrent", 0)
     assert one.band is None and one.p(9.0) == 1 and one.p(float("nan")) == 0
-    floor = predict("score, easy", "needle", (1.0, 1.0, 1.0), (), "mini", "recurrent")
+    floor = predict("score, easy", "needle", (1.0, 1.0, 1.0), (), "mini", "recurrent", 0)
     assert floor.band is None, "equal scores at the floor tell nothing of the noise"
     equal = pooled(np.random.default_rng(0), 0.0)
-    assert predict("loss in the training context", "per_token_loss", (2.0,), equal, "mini", "recurrent").band is None
+    assert predict("loss in the training context", "per_token_loss", (2.0,), equal, "mini", "recurrent", 0).band is None
     assert Predicted((2.0,), Noise(1e-4, np.inf)).band == pytest.approx((2 - 1.96 * 2e-4**0.5, 2 + 1.96 * 2e-4**0.5), rel=1e-5)
 
 
@@ -68,5 +68,5 @@ def test_the_noise_of_what_is_predicted_is_its_own_or_that_of_its_family():
     name = "loss in the training context"
     for stored, family, variance in (((1.0, 2.0), "recurrent", 0.025), ((1.0, 2.0), "windowed", 0.225),
                                      ((1.0, 2.0, 3.0), "windowed", 1.0), ((2.0, 2.0, 2.0), "windowed", 0.225)):  # fmt: skip
-        found = predict(name, "per_token_loss", stored, tuple(repeats), "mini", family)
+        found = predict(name, "per_token_loss", stored, tuple(repeats), "mini", family, 0)
         assert found.noise.variance == pytest.approx(variance) and found.mean == np.mean(stored)

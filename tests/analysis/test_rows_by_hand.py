@@ -243,7 +243,7 @@ def test_what_is_predicted_rests_on_trainings_that_are_alike():
             Repeated("tiny-short", "c", 64, rows(0, 100, 0, 100, 0))]  # fmt: skip
 
     def noise(stored, scale, family, name="found (%)"):
-        return predict(name, "recall", stored, pool, scale, family).noise
+        return predict(name, "recall", stored, pool, scale, family, 0).noise
 
     assert noise((1.0,), "tiny", "a") == Noise(2.5, 4, "a at tiny")
     assert noise((1.0, 9.0), "tiny", "b") == Noise(250.0, 4, "b at tiny")

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -105,7 +107,7 @@ def test_the_narrowest_group_with_enough_is_taken():
     pool = (*recurrent, gated, sister)
 
     def noise(family, only=lambda each: True):
-        return seeds.noise_of(pool, "mini", family, lambda each: np.array(each.rows[0]) if only(each) else None)
+        return seeds.noise_of(pool, "mini", family, 0, lambda each: np.array(each.rows[0]) if only(each) else None)
 
     assert noise("recurrent") == seeds.Noise(1.0, 4, "recurrent at mini")
     assert noise("attention with a forget gate") == seeds.Noise(52.0, 4, "attention with a forget gate at any mini scale")
@@ -116,6 +118,11 @@ def test_the_narrowest_group_with_enough_is_taken():
     assert noise("recurrent") == seeds.Noise(1.0, 4, "recurrent at mini"), "one that diverged"
     pool = [group("mini", "recurrent", [0.0, 2.0])] * 4
     assert noise("recurrent") == seeds.Noise(2.0, 4, "recurrent at mini"), "pairs"
+    shorter = replace(group("mini", "recurrent", [0.0, 9.0, 18.0]), train_tokens=7)
+    pool = [*recurrent, shorter, shorter]
+    assert noise("recurrent") == seeds.Noise(1.0, 4, "recurrent at mini, trained as long")
+    pool = [recurrent[0], shorter]
+    assert noise("recurrent") == seeds.Noise(41.0, 4, "recurrent at mini"), "too few were trained as long"
 
 
 def test_the_source_of_a_document_is_what_its_evaluation_says_or_the_stored_table(tmp_path):
