@@ -11,7 +11,7 @@ A claim is a set of inequalities between effects that must all be met (for "ther
 * by construction: met, but no run could have missed it.
 
 "On par" is two inequalities: it holds if two one-sided tests pass. A wrong "holds" and a wrong "fails" are each made in at most
-2.5% of repetitions, over all claims of one artefact together (Holm)."""
+2.5% of repetitions, over all claims of one artefact together that could hold or fail (Holm)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -153,7 +153,8 @@ def with_interval(estimate: Estimate, unit: str) -> str:
 @dataclass(frozen=True)
 class Verdict:
     """`decisive`: the comparison that decides, whose effect, interval and smallest detectable effect are shown. `p`: two-sided
-    p-value of the claim, before Holm over the `judged` claims of its artefact. `seeds`: the fewest of any compared model.
+    p-value of the claim, before Holm over the `judged` claims of its artefact. `tested`: True if the claim could have failed,
+    whatever its status. `seeds`: the fewest of any compared model.
     `whole`: True if there are rows for every part of the claim; otherwise it can fail but not hold. `noise`: source of the
     noise of models with one seed."""
 
@@ -166,6 +167,7 @@ class Verdict:
     whole: bool = True
     judged: int = 1
     noise: str = ""
+    tested: bool = False
 
 
 Look = Callable[[Study], str]
@@ -213,7 +215,9 @@ def decide_any(sentence: str, alternatives: Sequence[Sequence[Comparison]], miss
         sentence += " No spread is stored: the numbers are compared without noise."
     where = dict.fromkeys(place for each in every for place in each.estimate.where)
     noise = f"Some models have one seed; seeds' noise: {'; '.join(where)}." if where and seeds == 1 else ""
-    verdict = Verdict(_status(likely, p, not missing), sentence, every, decisive, seeds, p, not missing, noise=noise)
+    verdict = Verdict(
+        _status(likely, p, not missing), sentence, every, decisive, seeds, p, not missing, noise=noise, tested=True
+    )
     if any(math.isnan(each.estimate.effect) for each in every):
         verdict = undecided(verdict, "One of the compared numbers is NaN: a training diverged.")
         return replace(verdict, status=Status.NOT_MEASURED) if missing else verdict
@@ -233,18 +237,21 @@ def _exceeds(alternatives: Sequence[Sequence[Comparison]]) -> bool:
 
 def undecided(verdict: Verdict, why: str) -> Verdict:
     """Return the verdict as undecided, because its comparisons do not decide the claim."""
-    return replace(verdict, status=Status.UNDECIDED, sentence=f"{verdict.sentence} {why}", p=1.0)
+    return replace(verdict, status=Status.UNDECIDED, sentence=f"{verdict.sentence} {why}", p=1.0, tested=False)
 
 
 def in_part(verdict: Verdict, why: str) -> Verdict:
     """Return the verdict on a claim of which only a part can be compared: it can fail, but not hold."""
-    return verdict if verdict.status is Status.FAILS or not verdict.comparisons else undecided(verdict, why)
+    if verdict.status is Status.FAILS or not verdict.comparisons:
+        return verdict
+    return replace(undecided(verdict, why), tested=verdict.tested)
 
 
 def by_construction(verdict: Verdict, why: str) -> Verdict:
     """Return the verdict on a claim that no run could have missed; it can still fail, by a bug."""
     met = verdict.status is Status.HOLDS
-    return replace(verdict, status=Status.BY_CONSTRUCTION, sentence=f"{verdict.sentence} {why}") if met else verdict
+    said = f"{verdict.sentence} {why}"
+    return replace(verdict, status=Status.BY_CONSTRUCTION, sentence=said, tested=False) if met else verdict
 
 
 def _status(likely: Status, p: float, whole: bool) -> Status:
@@ -280,9 +287,12 @@ def judge(claims: tuple[Claim, ...], study: Study) -> list[tuple[Claim, Verdict]
     """Return the verdicts on the claims of one artefact, judged together: a status that fails Holm's correction becomes within
     noise."""
     verdicts = [_alone(claim, study) for claim in claims]
-    family = [index for index, verdict in enumerate(verdicts) if verdict.status in JUDGED]
-    for index, p in zip(family, holm([verdicts[index].p for index in family]), strict=True):
+    family = [index for index, verdict in enumerate(verdicts) if verdict.tested]
+    each = [verdicts[index].p if verdicts[index].status in JUDGED else 1.0 for index in family]  # 1: could only have failed
+    for index, p in zip(family, holm(each), strict=True):
         verdict = verdicts[index]
+        if verdict.status not in JUDGED:
+            continue
         status, sentence = _status(verdict.status, p, verdict.whole), verdict.sentence
         if status is not verdict.status:
             sentence += f" Judged alone: {verdict.status}."

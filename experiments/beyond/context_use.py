@@ -20,7 +20,7 @@ from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, count_range, over_seeds
-from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_words, number, undecided
+from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_part, in_words, number
 from eval.context_use.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
@@ -244,10 +244,10 @@ def c4(study: Study) -> Verdict:
         parts.append(f"{title(other.model)} {number(change(other, end, start).effect)}")
     sentence = f"With {tokens(end)} tokens of context in place of {tokens(start)} FoX (Pro) gains {number(gain.effect)} nats"
     verdict = decide(f"{'; '.join([sentence, ', '.join(parts)] if parts else [sentence])}.", comparisons, absent)
-    if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or in_words(gain, "less", "more", "") != "":
+    if verdict.status is Status.NOT_MEASURED or in_words(gain, "less", "more", "") != "":
         return verdict
     why = "FoX (Pro)'s own gain cannot be told from none, so that there is no half of it to compare with: the smallest that"
-    return undecided(verdict, f"{why} this design sees is {gain.detectable or 0:.2g} nats.")
+    return in_part(verdict, f"{why} this design sees is {gain.detectable or 0:.2g} nats.")
 
 
 CLAIMS = (

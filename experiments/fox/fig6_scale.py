@@ -18,7 +18,7 @@ from analysis.statistics import Estimate
 from analysis.study import Study, read_lines
 from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
-from analysis.verdict import Claim, Comparison, Status, Verdict, decide, number, undecided
+from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_part, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, Scale, for_ablations, get_scale, sizes_at, with_shorter
@@ -204,13 +204,13 @@ def c25(study: Study) -> Verdict:
             comparisons.append(Comparison(f"growth of {title(model)}'s lead in loss, {' to '.join(ends)}", growth))
     verdict = _leads(pairs, comparisons, "training contexts")
     steps = sorted({_sequences(study, fox) for fox, _ in pairs}, reverse=True)
-    if verdict.status in (Status.NOT_MEASURED, Status.FAILS) or len(steps) < 2:
+    if verdict.status is Status.NOT_MEASURED or len(steps) < 2:
         return verdict
     first = min(fox.whole(1, fox.train_len // 4)[1] for fox, _ in pairs) if pairs else 0
     early = [f"{fox.label} {number(difference(other, fox, last=first).effect)}" for fox, other in pairs]
     why = f"Steps have {', '.join(map(str, steps))} sequences as the context grows, so that its effect cannot be told from that"
     why += f" of fewer sequences per step: over the first {tokens(first)} tokens, which all contexts have, the lead is"
-    return undecided(verdict, f"{why} {', '.join(early)} nats. Deciding it takes equally many sequences per step.")
+    return in_part(verdict, f"{why} {', '.join(early)} nats. Deciding it takes equally many sequences per step.")
 
 
 def _sequences(study: Study, curve: LossCurve) -> int:

@@ -183,6 +183,18 @@ def test_claims_of_one_figure_are_judged_together():
     assert judged[0][1].sentence == "Said. Judged alone: holds."
 
 
+@pytest.mark.parametrize("part", [lambda each: in_part(each, "A part."), lambda each: decide("", each.comparisons, ["a row"])])
+def test_claims_that_could_only_have_failed_count_among_those_judged_together(part):
+    def claims(*effects):
+        made = [Claim(f"P{i}", "", lambda _, e=e: part(decide("", [met(e, 0.1)]))) for i, e in enumerate(effects)]
+        return [verdict.status for _, verdict in judge((*claims_of(0.21), *made), None)]
+
+    other = part(decide("", [met(0.3, 0.1)])).status
+    assert claims() == [Status.HOLDS] and claims(0.3, 0.3) == [Status.WITHIN_NOISE, other, other]
+    assert claims(-0.5, 0.3)[1] is Status.FAILS, "beyond the noise of three"
+    assert claims(-0.21, 0.3)[1] is not Status.FAILS
+
+
 def test_a_claim_whose_rows_are_missing_leaves_the_others_their_verdicts():
     def missing(study):
         raise NothingStored("fig: no evaluations of pruning are stored; run its experiment first")
