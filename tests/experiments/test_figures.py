@@ -259,8 +259,9 @@ def test_generation_is_told_from_the_fastest_to_the_slowest(tmp_path):
     of_all = f"Tokens decoded per second [{generation.QUANTILES}] after {{}} of 1k tokens: {{}}"
     assert found[:2] == [of_all.format(*each) for each in zip(texts, rates, strict=True)]
     assert (
-        found[2].startswith("In memory for one text of 1k tokens, with gate sums and unused slots, in MiB: FoX (Pro) 4, ")
-        and len(found) == 3
+        found[3].startswith("In memory for one text of 1k tokens, with gate sums and unused slots, in MiB: FoX (Pro) 4, ")
+        and found[2] == generation.EVICTING
+        and len(found) == 4
     )
 
 
