@@ -14,7 +14,7 @@ from eval.kinds import TIMED, eval_id
 from eval.shell.spec import EvalSpec
 from experiments.collect import is_collected, is_drawn
 from experiments.plan import Plan, Run
-from experiments.request import Corpora
+from experiments.request import Corpora, Request
 from experiments.scales import get_scale
 from experiments.task import Task
 from results.atomic import write_atomic
@@ -41,9 +41,9 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
     request, folder, found = plan.request, plans_dir(plan), []
     for corpus in plan.corpora:
         if isinstance(corpus, CorpusPlan) and not corpus.ready:
-            args = ("--corpora-only", "--scale", request.scale, *arguments_of(request, Corpora))
+            args = ("prepare", *plan.drawings, "--corpora-only", *_options(request))
             key, makes = f"prepare:{corpus.folder.name}", (corpus.folder / "corpus.json",)
-            found.append(Planned(key, "experiments", ("prepare", *plan.drawings, *args), (), makes, folder))
+            found.append(Planned(key, "experiments", args, (), makes, folder))
     for run in plan.runs.values():
         missing = [spec for spec in run.missing_evals if run.eval_file(spec) not in promised]
         if run.trains:
@@ -57,6 +57,16 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
             key = f"draw:{stem}:{file.stem.rpartition('-')[2]}"
             found.append(Planned(key, "experiments", ("draw", str(file)), (), (), folder))
     return found
+
+
+def _options(request: Request) -> list[str]:
+    """Return the options from which `prepare` makes the plan of `request` again. They leave out how trainings are executed."""
+    words = ["--scale", request.scale, "--results-dir", str(request.results_dir), "--runs-dir", str(request.runs_dir)]
+    words += ["--seeds", ",".join(map(str, request.seeds)), *arguments_of(request, Corpora), *arguments_of(request.user_data)]
+    for name in ("only", "line", "also"):
+        words += [word for value in getattr(request, name) for word in (f"--{name}", value)]
+    words += ["--reuse-stored"] * request.reuse_stored + ["--draw-these-trainings"] * request.draw_these_trainings
+    return words + (["--judge-model", request.judge_model] if request.judge_model is not None else [])
 
 
 def _prepared(run: Run) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import io
 import re
 import shutil
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,13 @@ from data.spec import DataSpec
 from eval.job import Job
 from eval.kinds import KINDS, eval_id
 from eval.shell.sources import UserData
-from experiments import graph
+from experiments import execute, graph
+from experiments.__main__ import Prepare, main
 from experiments.artefact import MAIN, Artefact, _read, artefacts, chosen
 from experiments.collect import collect
 from experiments.fox import fig7_gate_types
 from experiments.overview import count, print_plan
-from experiments.plan import Run, make_plan, write_specs
+from experiments.plan import Plan, Run, make_plan, write_specs
 from experiments.recipes import NAMES, recipes
 from experiments.request import Request
 from experiments.scales import SCALES, TINY, for_ablations, sizes_at
@@ -131,6 +132,30 @@ def test_a_text_that_nothing_reads_is_named(asked, artefacts, flags):
     print_plan(plan, 0.4, Console(file=(shown := io.StringIO()), width=200))
     said = "ignored --data, --tokenizer: every run here generates its own sequences"
     assert (said in shown.getvalue()) is bool(flags)
+
+
+def test_corpora_are_prepared_for_the_very_request(asked, texts):
+    """Any other plan may be refused, or need other corpora. How trainings are executed does not matter."""
+    request = replace(
+        asked, artefacts=("fig2_per_token_loss", "fig4_needle"), scale="mini", seeds=(0, 3), only=("fox_pro", "mamba2"),
+        line=("fox*", "*, 2 layers"), also=("stick_breaking",), reuse_stored=True, draw_these_trainings=True,
+        judge_model="judge", heldout=str(texts / "text-00.txt"), tokenizer="bytes",
+        user_data=UserData(haystack=texts, haystack_unsorted=True, judge_url="http://here"),
+    )  # fmt: skip
+    alike = {item.name for item in fields(Request) if getattr(request, item.name) == getattr(Request(), item.name)}
+    assert alike == {"execution"}, "give each option another value than its default"
+    made = make_plan(replace(asked, artefacts=request.artefacts))
+    (task, *_) = graph.tasks(Plan(request, made.drawings, made.runs))
+    given = parse(Prepare, list(task.args[1:]), "", "")
+    assert task.args[0] == "prepare" and given == Prepare(corpora_only=True, **vars(request))
+
+
+def test_own_texts_are_prepared_beside_the_committed_rows(asked, monkeypatch):
+    monkeypatch.setattr(execute, "check", lambda plan: None)  # the texts are few
+    request = replace(asked, artefacts=("fig2_per_token_loss",), only=("fox_pro",))
+    (task, *_) = graph.tasks(make_plan(request))
+    assert task.kind == "prepare" and main(list(task.args)) == 0
+    assert all(path.is_file() for path in task.makes)
 
 
 def test_timings_need_no_training(asked):
