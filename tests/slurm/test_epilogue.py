@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +140,33 @@ def test_a_job_finds_itself_in_its_submission(tmp_path, monkeypatch):
     start = Start.own(submission.path, 0)
     assert (start.id, start.restart, start.job, start.max_restarts) == ("40_5", 2, jobs["train:b"], 2)
     assert str(start.shell_log) == "/x/0-40_5.log"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit(75)", 75), ("sys.exit(2)", 2), ("1 / 0", 1), ("pass", 0)])
+def test_an_exit_code_survives_a_signal_during_shutdown(tmp_path, ending, code, number):
+    """srun ends the other processes of a training while they leave."""
+    (tmp_path / "its.py").write_text(f"""
+import builtins, os, sys, time
+class Slow:
+    def __del__(self, mkdir=os.mkdir, sleep=time.sleep):
+        mkdir({str(tmp_path / "leaving")!r})
+        sleep(1)
+builtins.slow = Slow()
+{ending}
+""")
+    job = Job("train:a", "its", (), (), (), tmp_path, Resources(1, 1, 0, 1))
+    submission = Submission(tmp_path / "one.json", "me", "/", 2, {job.key: job}, [Batch({0: job.key}, logs="/x/0-")],
+                            request={}, cluster={})  # fmt: skip
+    submission.save()
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "SLURM_JOB_ID": "7"}
+    command = [sys.executable, "-m", "slurm.launcher", str(submission.path), "0"]
+    with subprocess.Popen(command, env=environment) as process:
+        while not (tmp_path / "leaving").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+    assert process.returncode == code
 
 
 def test_a_record_of_another_version_is_an_error_of_one_line(tmp_path):
