@@ -94,7 +94,8 @@ class Draw:
         code = execute.draw([DrawSpec.read(self.file)], console)
         if code == EXIT_ERROR:  # a restart would not help
             raise ValueError(f"{self.file.stem}: nothing to draw, none of its evaluations is finished.")
-        return 0 if code == EXIT_NOT_REPRODUCED else code  # drawing itself has succeeded
+        # Damaged rows stay damaged on every node. Results that were not reproduced were drawn.
+        return EXIT_ERROR if code not in (0, EXIT_NOT_REPRODUCED) else 0
 
 
 @dataclass(frozen=True, kw_only=True)

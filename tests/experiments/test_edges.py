@@ -435,7 +435,7 @@ def test_commands_hand_on_what_they_were_given(monkeypatch, words, did):
 
 
 @pytest.mark.parametrize(
-    ("code", "ended"), [(0, 0), (1, 1), (3, 0), (2, "f: nothing to draw, none of its evaluations is finished.")]
+    ("code", "ended"), [(0, 0), (1, 2), (3, 0), (2, "f: nothing to draw, none of its evaluations is finished.")]
 )
 def test_how_a_job_that_draws_ends(monkeypatch, code, ended):
     monkeypatch.setattr(command.DrawSpec, "read", lambda file: file)
