@@ -15,10 +15,17 @@ from typing import Any
 import tyro
 
 from training.interrupted import SAID
-from training.signals import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from training.signals import EXIT_CRASHED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 TYPES = ("str", "bool", "int", "float", "[key]")
 """Parts of a pydantic error's location that name an alternative of a union, not a field."""
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+MENDABLE = FULL | {
+    None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP,
+    errno.ENAMETOOLONG, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPIPE,
+}  # fmt: skip
+"""Numbers of system errors that a user can mend. Any other, such as an input/output error, may be the node's."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -80,7 +87,8 @@ def _unboxed(text: str) -> str:
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Run `action` and return its exit code: 2 with one line for a user's error, 130 or 75 for an interruption."""
+    """Run `action` and return its exit code: 2 with one line for a user's error, 130 or 75 for an interruption. 1, also with
+    one line, for a system error that the user cannot mend: launchers restart the task, as after a crash."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, _on_signal)
@@ -91,7 +99,7 @@ def guarded(action: Callable[[], int]) -> int:
         return EXIT_REQUEUE if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
     except (ValueError, OSError) as error:
         _say(f"error: {short(error)}")
-        return EXIT_ERROR
+        return EXIT_CRASHED if isinstance(error, OSError) and error.errno not in MENDABLE else EXIT_ERROR
 
 
 def _say(text: str) -> None:
@@ -104,8 +112,7 @@ def short(error: ValueError | OSError) -> str:
     from pydantic import ValidationError
 
     if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = ". Free some space and start the same command again." if full else ""
+        remedy = ". Free some space and start the same command again." if error.errno in FULL else ""
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + remedy
     if isinstance(error, ValidationError):
         surplus = "unexpected_keyword_argument"  # for a misspelt key this helps more than "missing"

@@ -10,6 +10,7 @@ import time
 from types import FrameType
 
 EXIT_FINISHED = 0
+EXIT_CRASHED = 1
 EXIT_ERROR = 2
 EXIT_NOT_REPRODUCED = 3  # all done, but the numbers disagree with the stored ones
 EXIT_INTERRUPTED = 130

@@ -226,6 +226,12 @@ def test_an_error_in_a_line_or_two(error, told):
 
 @pytest.mark.parametrize(("raised", "code", "said"), [
     (None, 7, ""), (ValueError("bad"), 2, "error: bad\n"), (OSError(2, "No such file", "a"), 2, "error: No such file: a\n"),
+    *((OSError(number, os.strerror(number), "a"), 2, f"error: {os.strerror(number)}: a") for number in (
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+        errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPIPE)),
+    *((OSError(number, os.strerror(number), "a"), 1, f"error: {os.strerror(number)}: a\n") for number in (
+        errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.EROFS, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENODEV)),
+    (OSError("broken"), 2, "error: broken\n"),
     (KeyboardInterrupt(), 130, "interrupted; "), (command_line.Terminated("SIGTERM"), 75, "interrupted; "),
 ])  # fmt: skip
 def test_how_a_command_ends(monkeypatch, capsys, raised, code, said):
