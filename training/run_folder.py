@@ -11,6 +11,7 @@ runs/SCALE/NAME-ID/
 Each line of the .jsonl files carries a CRC (training/lines.py). Manifests and lines belong to one run: files copied from
 another run's folder count as damaged."""
 
+import errno
 import fcntl
 import json
 import math
@@ -33,6 +34,7 @@ from training.lines import Row, line, read_line, read_lines
 from training.spec import RunSpec
 
 LOCK_WAIT_S = 20.0
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 OWN_SETTINGS = "for your own settings, add a line to a figure's file (CONTRIBUTING.md), of which `run` makes a run folder"
 
 
@@ -115,13 +117,20 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run for this process. A second process waits, in case the first is about to exit, then gets a ValueError."""
+        """Lock the run for this process. A second process waits, in case the first is about to exit, then gets a ValueError.
+        ValueError, too, on a file system without locks."""
         end = time.monotonic() + LOCK_WAIT_S
         with open(self.path / ".lock", "a") as file:
             while True:
-                with suppress(BlockingIOError):
+                try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
+                except OSError as error:
+                    if error.errno in NO_LOCKS:
+                        remedy = "mount it with locks (Lustre: option `flock`), or choose another --runs-dir."
+                        raise ValueError(f"{self.path}: its file system has no locks; {remedy}") from error
+                    if not isinstance(error, BlockingIOError):
+                        raise
                 if time.monotonic() > end:
                     raise ValueError(f"{self.path} is being trained by another process; wait for it, or stop it first.")
                 time.sleep(0.1)

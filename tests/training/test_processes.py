@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import errno
 import os
 import signal
 from types import SimpleNamespace
@@ -295,6 +296,20 @@ def test_a_run_is_waited_for_and_then_refused(make_run, monkeypatch, clock):
     with pytest.raises(ValueError, match="is being trained by another process; wait for it, or stop it first"), run.lock():
         pass
     assert run_folder.LOCK_WAIT_S < clock[0] - 100.8 < run_folder.LOCK_WAIT_S + 0.3
+
+
+@pytest.mark.parametrize(("number", "raised", "said"), [
+    *((number, ValueError, "run: its file system has no locks; mount it with locks .*, or choose another --runs-dir")
+      for number in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)), (errno.EIO, OSError, "Input/output error"),
+])  # fmt: skip
+def test_a_file_system_without_locks_is_named(make_run, monkeypatch, number, raised, said):
+    def flock(file: object, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    run = make_run()
+    monkeypatch.setattr(run_folder.fcntl, "flock", flock)
+    with pytest.raises(raised, match=said), run.lock():
+        pass
 
 
 @pytest.mark.parametrize(
