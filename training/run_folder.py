@@ -200,10 +200,11 @@ class RunFolder:
     def begin_start(self, start: Row) -> int:
         """Add a start (before `truncate`); end the last if it was killed. Returns the number of dropped damaged lines."""
         starts, damaged = read_lines(self.provenance_file, self.run_id)
-        row = self.last_row()
-        if starts and starts[-1]["end"] is None and row is not None and row["step"] > starts[-1]["first_step"]:
-            tokens = row["tokens"] // row["step"] * (row["step"] - starts[-1]["first_step"])
-            end = {"exit_code": None, "tokens": tokens, "wall_s": row["wall_s"], "peak_memory_bytes": None}
+        if starts and starts[-1]["end"] is None:
+            row, first = self.last_row() or {"step": 0}, starts[-1]["first_step"]
+            stepped = row["step"] > first
+            tokens = row["tokens"] // row["step"] * (row["step"] - first) if stepped else 0
+            end = {"exit_code": None, "tokens": tokens, "wall_s": row["wall_s"] if stepped else 0.0, "peak_memory_bytes": None}
             starts[-1] = {**starts[-1], "end": end}
         self._write(self.provenance_file, [*starts, start])
         return damaged

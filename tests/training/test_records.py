@@ -201,10 +201,12 @@ def test_the_last_row_is_found_at_the_end_of_a_long_file(make_run):
 
 
 @pytest.mark.parametrize(("step_there", "first", "end"), [
-    (None, 2, None), (2, 2, None), (3, 2, {"exit_code": None, "tokens": 256, "wall_s": 9.5, "peak_memory_bytes": None}),
+    (None, 2, (0, 0.0)), (None, 0, (0, 0.0)), (2, 2, (0, 0.0)), (3, 2, (256, 9.5)), (3, 0, (768, 9.5)),
 ])  # fmt: skip
 def test_a_start_that_was_killed_is_ended_by_the_next(make_run, step_there, first, end):
+    """Also one that was killed before its first step."""
     run = make_run()
+    end = {"exit_code": None, "tokens": end[0], "wall_s": end[1], "peak_memory_bytes": None}
     if step_there is not None:
         run.metrics_file.write_text(line({"step": step_there, "tokens": 256 * step_there, "wall_s": 9.5}, run.run_id))
     begun = [{"first_step": 0, "end": {"exit_code": 75}}, {"first_step": first, "end": None}]
