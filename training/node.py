@@ -5,6 +5,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -18,28 +20,39 @@ SLOWEST = 0.1
 SHARED = 2 * 2**30
 """Bytes in use before training loads anything: from here on the GPU counts as shared, and its speed is not judged."""
 SILENT_S = 60.0
-"""Seconds without an answer after which a GPU or its peers count as hung; the first product also loads libraries."""
+"""Seconds without an answer after which a GPU counts as hung; the first product also loads libraries."""
+PEERS_S = 180.0
+"""Seconds after which the sum over all processes counts as hung. Longer, so that the process of a hung GPU exits first."""
 
 
 def look(world: World) -> None:
     """Multiply matrices on this process's GPU and sum over all processes. Exits if that shows a broken node."""
     if world.device.type != "cuda":
         return
-    timer = threading.Timer(SILENT_S, _leave, [f"no answer for {SILENT_S:.0f} s"])
-    timer.daemon = True
-    timer.start()
     try:
-        problem = wrong_alone(world.device) or _wrong_together(world)
+        with _answer_within(SILENT_S):
+            problem = wrong_alone(world.device)
+        with _answer_within(PEERS_S):
+            problem = problem or _wrong_together(world)
     except torch.OutOfMemoryError:  # other programs hold it: training reports that itself
         raise
     except RuntimeError as error:  # of CUDA or NCCL
         problem = str(error).partition("\n")[0]
-    finally:
-        timer.cancel()
     if problem:
         _leave(f"{world.device}: {problem}")
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(world.device)
+
+
+@contextmanager
+def _answer_within(seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, _leave, [f"no answer for {seconds:.0f} s"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def wrong_alone(device: torch.device) -> str:

@@ -284,7 +284,7 @@ def test_a_gpu_is_looked_at_and_left_as_it_was(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: did.append(("reset", device)))
     monkeypatch.setattr(node, "_wrong_together", lambda given: did.append(given) or "")
     node.look(world)
-    assert did == [node.SILENT_S, GPU, world, "cancel", "empty", ("reset", GPU)]
+    assert did == [node.SILENT_S, GPU, "cancel", node.PEERS_S, world, "cancel", "empty", ("reset", GPU)]
     monkeypatch.undo()
     for total, told in ((10.0, ""), (10.5, "a sum over all processes is wrong")):
         asked = []
