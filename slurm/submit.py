@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
@@ -146,6 +146,11 @@ def _append(submission: Submission, batch: Batch, cluster: Cluster, code: Path, 
     return stem.with_suffix(".sh"), script(submission, entry, cluster, code, throttle)
 
 
+def _throttle(batch: Batch, whole: int, cluster: Cluster) -> int | None:
+    """Return the share of `max_concurrent` of a batch that is one of those of `whole` jobs; at least one job."""
+    return None if cluster.max_concurrent is None else max(1, cluster.max_concurrent * len(batch.keys) // whole)
+
+
 class _Sender:
     """Sends the batches of one submission to SLURM. `complaint`: what SLURM said when it accepted no more. `troubled`: some
     call failed, so that an answer may have been lost."""
@@ -158,9 +163,10 @@ class _Sender:
         """Submit all jobs, or as many as SLURM accepts for now; `active`: ids of jobs queued or running. After a refusal for
         good or Ctrl-C, what was submitted is cancelled again. Raises ValueError with SLURM's message."""
         group: list[Job] = []
+        number = Counter(job.kind for job in jobs)
         try:
             for group in graph.groups(jobs, self.cluster):
-                self._send(group, active, len(group))
+                self._send(group, active, number[group[0].kind])
             if self.troubled:
                 client.cancel(adopt([self.submission], client.queue(), save=True))
         except ForNow as error:
@@ -175,7 +181,7 @@ class _Sender:
             raise
 
     def _send(self, jobs: list[Job], active: dict[str, str], whole: int) -> None:
-        """Submit jobs of a group of `whole` jobs: in halves if they exceed a limit, and one by one without arrays."""
+        """Submit jobs of one of the groups of `whole` jobs: in halves if they exceed a limit, and one by one without arrays."""
         for batch in graph.batches(jobs, {**active, **self.submission.job_ids()}, self.arrays):
             members = [self.submission.jobs[key] for key in batch.keys.values()]
             try:
@@ -191,9 +197,8 @@ class _Sender:
                 self._send(members, active, whole)
 
     def _submit(self, batch: Batch, whole: int) -> None:
-        limit, entry = self.cluster.max_concurrent, len(self.submission.batches)
-        throttle = None if limit is None else max(1, limit * len(batch.keys) // whole)
-        path, text = _append(self.submission, batch, self.cluster, self.code, throttle)
+        entry = len(self.submission.batches)
+        path, text = _append(self.submission, batch, self.cluster, self.code, _throttle(batch, whole, self.cluster))
         self.submission.save()
         write_atomic(path, text)
         try:
@@ -263,10 +268,11 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console) -> int:
     jobs = graph.jobs(plan, cluster)
     _check_machine(jobs, cluster)
     submission, code = new_submission(plan, cluster, jobs), cluster.scratch / "snapshots" / "DIGEST"
+    number = Counter(job.kind for job in jobs)
     for group in graph.groups(jobs, cluster):
         for batch in graph.batches(group, submission.job_ids(), cluster.arrays):
-            name = f"JOB{len(submission.batches)}"
-            _, text = _append(submission, replace(batch, id=name), cluster, code, cluster.max_concurrent)
+            name, throttle = f"JOB{len(submission.batches)}", _throttle(batch, number[batch.kind], cluster)
+            _, text = _append(submission, replace(batch, id=name), cluster, code, throttle)
             console.rule(f"{name}: {batch.kind}, {len(batch.keys)} jobs", align="left")
             console.print(text, markup=False, soft_wrap=True)
     console.rule("graph", align="left")

@@ -21,7 +21,7 @@ from experiments.request import Request
 from slurm import client, graph
 from slurm.cluster import CLUSTER, Cluster
 from slurm.job import adopt, read_submissions
-from slurm.submit import active_jobs, new_submission, planned, submit
+from slurm.submit import active_jobs, new_submission, planned, rehearse, submit
 from tests.slurm.fake import FakeSlurm
 from tests.slurm.plans import plan_of
 from tests.texts import write_texts
@@ -370,6 +370,17 @@ def test_fifty_runs_are_one_array_with_a_throttle_and_a_line_each(tmp_path, make
     assert "#SBATCH --array=0-49%6\n" in scripts[0].read_text()
     for run in plan.runs.values():
         assert sum(run.spec.folder_name in line for line in told.splitlines()) == 1
+
+
+def test_arrays_of_several_shapes_share_a_throttle_also_in_a_rehearsal(tmp_path, make_slurm):
+    make_slurm()
+    plan, cluster = plan_of(tmp_path, "fig2_per_token_loss", "table3_ablation"), cluster_of(tmp_path, max_concurrent=6)
+    told = io.StringIO()
+    assert rehearse(plan, cluster, Console(file=told, width=200)) == 0
+    assert submitted(plan, cluster)[0] == 0
+    scripts = "".join(path.read_text() for path in sorted((tmp_path / "scratch").rglob("*.sh")))
+    for text in (told.getvalue(), scripts):
+        assert re.findall(r"^#SBATCH --array=(\S+)", text, re.M) == ["0-6%2", "0-13%4", "0-6%2", "0-13%4"]
 
 
 def test_what_evaluations_read_from_the_hub_is_had_before_anything_is_submitted(tmp_path, make_slurm, monkeypatch):
