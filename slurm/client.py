@@ -37,6 +37,7 @@ _FOR_GOOD = ("nvalid", "not available", "nrecognized", "denied", "not permitted"
 _LIMITS = ("SubmitJob", "MaxSubmit", "job submit limit", "MaxJobCount")
 _LASTING = re.compile(r"\b(?:QOS|Assoc)(?!\w*Submit)\w+")
 """Limits on the size of one job (with DenyOnLimit): time, processors, nodes."""
+_FORGOTTEN = ("Job dependency problem",)
 _NO_ARRAYS = ("Invalid job array specification", "Job array index too large")
 
 
@@ -54,6 +55,10 @@ class Unclear(ForNow):
 
 class NoArrays(Exception):
     """This cluster takes no job arrays, or none of this size."""
+
+
+class Forgotten(Exception):
+    """SLURM does not know a job that this one is to wait for: it has ended a while ago (MinJobAge)."""
 
 
 class Refused(Exception):
@@ -95,7 +100,8 @@ def require_slurm() -> None:
 
 
 def sbatch(script: str) -> str:
-    """Submit a script and return SLURM's id. Raises ForNow, TooMany, Unclear, NoArrays or Refused with SLURM's message."""
+    """Submit a script and return SLURM's id. Raises ForNow, TooMany, Unclear, NoArrays, Forgotten or Refused with
+    SLURM's message."""
     result = _run("sbatch", "--parsable", script)
     found = re.findall(r"^(\d+)(?:;\S+)?$", result.stdout, re.M)  # a site's greeting may precede it
     if result.returncode == 0 and found:
@@ -106,7 +112,9 @@ def sbatch(script: str) -> str:
     text = text or f"exit code {result.returncode}, {last_line(result.stdout)!r}"
     if _LASTING.search(text):
         raise Refused(text)
-    for words, error in ((_NO_ARRAYS, NoArrays), (_LIMITS, TooMany), (_UNREACHABLE, ForNow), (_FOR_GOOD, Refused)):
+    for words, error in (
+        (_NO_ARRAYS, NoArrays), (_LIMITS, TooMany), (_UNREACHABLE, ForNow), (_FORGOTTEN, Forgotten), (_FOR_GOOD, Refused),
+    ):  # fmt: skip
         if any(word in text for word in words):
             raise error(text)
     raise Unclear(text)

@@ -30,7 +30,7 @@ from experiments.request import Request
 from results.atomic import alone, check_writable, write_atomic
 from slurm import client, graph
 from slurm.batch import script, task_python
-from slurm.client import ForNow, NoArrays, QueuedJob, Refused, TooMany, Unclear
+from slurm.client import Forgotten, ForNow, NoArrays, QueuedJob, Refused, TooMany, Unclear
 from slurm.cluster import CLUSTER, UNNAMED, Cluster
 from slurm.job import Batch, Job, Submission, adopt, find, read_submissions, users
 from slurm.snapshot import snapshot
@@ -79,7 +79,7 @@ def submit(plan: Plan, cluster: Cluster, console: Console, names: Collection[str
         if killed:
             console.print(f"[yellow]note:[/] preemption in {', '.join(killed)} leaves a job KillWait (30 s) to save and be "
                           "requeued; if that is too short, `python -m slurm resubmit` resumes it")  # fmt: skip
-        sender.send_all(jobs, {key: job_id for key, (job_id, _) in active.items()})
+        sender.send_all(jobs, active)
     ids = sender.submission.job_ids()
     wide(console).print(_overview(jobs, ids))
     if active:
@@ -153,15 +153,15 @@ def _throttle(batch: Batch, whole: int, cluster: Cluster) -> int | None:
 
 class _Sender:
     """Sends the batches of one submission to SLURM. `complaint`: what SLURM said when it accepted no more. `troubled`: some
-    call failed, so that an answer may have been lost."""
+    call failed, so that an answer may have been lost. `done`: jobs that no other needs to wait for."""
 
     def __init__(self, submission: Submission, cluster: Cluster, code: Path, console: Console):
         self.submission, self.cluster, self.code, self.console = submission, cluster, code, console
-        self.arrays, self.complaint, self.troubled = cluster.arrays, "", False
+        self.arrays, self.complaint, self.troubled, self.done = cluster.arrays, "", False, set[str]()
 
-    def send_all(self, jobs: list[Job], active: dict[str, str]) -> None:
-        """Submit all jobs, or as many as SLURM accepts for now; `active`: ids of jobs queued or running. After a refusal for
-        good or Ctrl-C, what was submitted is cancelled again. Raises ValueError with SLURM's message."""
+    def send_all(self, jobs: list[Job], active: dict[str, tuple[str, Job]]) -> None:
+        """Submit all jobs, or as many as SLURM accepts for now; `active`: jobs queued or running, with their ids. After a
+        refusal for good or Ctrl-C, what was submitted is cancelled again. Raises ValueError with SLURM's message."""
         group: list[Job] = []
         number = Counter(job.kind for job in jobs)
         try:
@@ -180,9 +180,9 @@ class _Sender:
             self._withdraw()
             raise
 
-    def _send(self, jobs: list[Job], active: dict[str, str], whole: int) -> None:
+    def _send(self, jobs: list[Job], active: dict[str, tuple[str, Job]], whole: int) -> None:
         """Submit jobs of one of the groups of `whole` jobs: in halves if they exceed a limit, and one by one without arrays."""
-        for batch in graph.batches(jobs, {**active, **self.submission.job_ids()}, self.arrays):
+        for batch in graph.batches(jobs, self._awaited(active), self.arrays):
             members = [self.submission.jobs[key] for key in batch.keys.values()]
             try:
                 self._submit(batch, whole)
@@ -195,6 +195,22 @@ class _Sender:
             except NoArrays:
                 self.arrays = False
                 self._send(members, active, whole)
+            except Forgotten as error:
+                self._note_done(active)
+                if graph.batches(members, self._awaited(active), self.arrays) == [batch]:
+                    raise Refused(str(error)) from None
+                self._send(members, active, whole)
+
+    def _awaited(self, active: dict[str, tuple[str, Job]]) -> dict[str, str]:
+        """Return SLURM's ids of the jobs that others may have to wait for."""
+        ids = {key: job_id for key, (job_id, _) in active.items()} | self.submission.job_ids()
+        return {key: job_id for key, job_id in ids.items() if key not in self.done}
+
+    def _note_done(self, active: dict[str, tuple[str, Job]]) -> None:
+        """Add to `done` the jobs that SLURM has forgotten and whose files are there."""
+        queue, jobs = self._queue(), {key: job for key, (_, job) in active.items()} | self.submission.jobs
+        gone = [key for key, job_id in self._awaited(active).items() if job_id not in queue and jobs[key].makes]
+        self.done |= {key for key in gone if all(path.exists() for path in jobs[key].makes)}
 
     def _submit(self, batch: Batch, whole: int) -> None:
         entry = len(self.submission.batches)
@@ -203,14 +219,15 @@ class _Sender:
         write_atomic(path, text)
         try:
             job = self._sbatch(path, entry, wait_for_room=batch.single)
-        except (TooMany, NoArrays):
+        except (TooMany, NoArrays, Forgotten):
             self.submission.change(entry, keys={})  # its jobs go into other batches
             raise
         self.submission.change(entry, id=job)
 
     def _sbatch(self, script: Path, entry: int, wait_for_room: bool) -> str:
-        """Submit `script` exactly once and return SLURM's id. Raises Refused (for good), NoArrays (not as an array), TooMany
-        (above a limit: at once, or with `wait_for_room` after `submit_minutes`) or ForNow (no answer in `submit_minutes`)."""
+        """Submit `script` exactly once and return SLURM's id. Raises Refused (for good), NoArrays (not as an array), Forgotten
+        (waits for a job that is no more), TooMany (above a limit: at once, or with `wait_for_room` after `submit_minutes`) or
+        ForNow (no answer in `submit_minutes`)."""
         minutes = self.cluster.submit_minutes
         end = time.monotonic() + 60 * minutes
         attempts = unclear = 0

@@ -115,6 +115,10 @@ def sbatch(state: State, arguments: list[str]) -> int:
     if state.limit is not None and active + len(tasks) > state.limit:
         return said("AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
                     "(job submit limit, user's size and/or time limits)")  # fmt: skip
+    known = {job["id"] for job in state.jobs} | {job["id"].split("_")[0] for job in state.jobs}
+    waits = [part.split(":") for part in options.get("dependency", "").split(",")]
+    if any(kind in ("afterok", "aftercorr") and not known.issuperset(ids) for kind, *ids in waits):
+        return said("Batch job submission failed: Job dependency problem")
     if state.lasting:
         return said(f"{state.lasting}\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
                     "(job submit limit, user's size and/or time limits)")  # fmt: skip

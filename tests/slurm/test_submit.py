@@ -116,6 +116,38 @@ def test_a_limit_is_filled_in_pieces_and_the_same_command_goes_on(tmp_path, make
     assert rest[0].dependency.startswith("aftercorr:101") and rest[-1].dependency.startswith("afterany:")
 
 
+@pytest.mark.parametrize(("arrays", "gone"), [(False, 2), (True, 7), (False, 7)])
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_slurm_has_forgotten_is_waited_for_no_longer_where_it_is_done(
+    tmp_path, make_slurm, monkeypatch, arrays, gone, finished
+):
+    """Trainings end, and are forgotten, between two calls of sbatch."""
+    fake, cluster, plan = make_slurm(limit=7), cluster_of(tmp_path, submit_minutes=0.001, arrays=arrays), plan_of(tmp_path)
+    assert submitted(plan, cluster)[0] == 75 and len(fake.jobs) == 7
+    (first,) = read_submissions(graph.submissions_dir(plan))
+    trainings = {key: job_id for key, job_id in first.job_ids().items() if key.startswith("train")}
+    forgotten = [*trainings][:gone]
+
+    def forget(folder: Path) -> Path:
+        for path in (path for key in forgotten[: None if finished else -1] for path in first.jobs[key].makes):
+            path.parent.mkdir(parents=True)
+            path.touch()
+        ids = {trainings[key] for key in forgotten}
+        fake.change(limit=None, jobs=[job for job in fake.read().jobs if job["id"] not in ids])
+        return folder
+
+    monkeypatch.setattr("slurm.submit.snapshot", forget)
+    if not finished:
+        with pytest.raises(ValueError, match=r"SLURM refused the job 'evaluate': .*Job dependency problem"):
+            submitted(plan, cluster)
+        return
+    assert submitted(plan, cluster)[0] == 0
+    evaluations, draw = fake.jobs[7 - gone : -1], fake.jobs[-1]
+    assert len(evaluations) == 7 and draw.dependency.startswith("afterany:")
+    left = [f"afterok:{job_id}" for key, job_id in trainings.items() if key not in forgotten]
+    assert sorted(job.dependency for job in evaluations) == [""] * gone + left
+
+
 def test_without_arrays_a_job_waits_for_the_one_so_many_places_before_it(tmp_path, make_slurm):
     fake = make_slurm(arrays=False)
     submitted(plan_of(tmp_path), cluster_of(tmp_path, max_concurrent=3))
