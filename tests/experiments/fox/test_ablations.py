@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.verdict import Status, judge
-from experiments.beyond.gate_worth import rates_or_tokens
+from experiments.beyond.gate_worth import LOOKS, rates_or_tokens
 from experiments.fox import fig7_gate_types, table3_ablation
 from experiments.fox.fig7_gate_types import DATA_DEPENDENT, Gate, or_a_seed
 from experiments.fox.table3_ablation import PRINTED
@@ -190,6 +190,11 @@ def worth_study(tmp_path, worth, loss=None, models=("fox_pro", "transformer_pro"
 def test_the_look_into_the_gates_worth_turns_with_the_numbers(tmp_path, worth, loss, said):
     text = rates_or_tokens(worth_study(tmp_path, worth, loss))
     assert said in text and "LLaMA block: unknown, because" in text
+    assert text.startswith("Worth of the gate in place of RoPE, as in C16. Pro block: ")
+
+
+def test_the_look_into_the_gates_worth_is_asked_only_of_the_claim_on_it():
+    assert [*LOOKS] == ["C16"], "no other claim compares the gate with RoPE and can be missed by too much"
 
 
 def test_the_look_into_the_gates_worth_owns_that_a_better_rate_may_not_have_been_tried(tmp_path):
