@@ -335,11 +335,13 @@ def _beyond(fox: LossCurve, rest: Iterable[LossCurve]) -> tuple[bool, str]:
 
 def _more_context_helps(given: Iterable[Measure]) -> Iterator[tuple[bool, str]]:
     for column, cells, _ in given:
-        words = {1: "a gain", -1: "a loss", 0: "neither that could be told"}
-        sides = {verb: [model for model in cells if _side(cells[model]) == side] for side, verb in words.items()}
-        told = [f"{verb} with {', '.join(map(title, models))}" for verb, models in sides.items() if models]
+        sides = {side: [model for model in cells if _side(cells[model]) == side] for side in (1, -1, 0)}
+        names = {side: ", ".join(map(title, models)) for side, models in sides.items()}
+        told = ", ".join(f"{verb} with {names[side]}" for side, verb in ((1, "a gain"), (-1, "a loss")) if names[side])
+        level = f"for {names[0]} it cannot be told" if names[0] else ""
         own = f"; FoX (Pro): {with_interval(cells[FOX], 'nats')}" if FOX in cells else ""
-        yield FOX in sides["a gain"], f"More context ({column.title}{own}) is {', '.join(told)}."
+        said = " is " + "; ".join(filter(None, (told, level))) if told else f": {level} whether it is a gain or a loss"
+        yield FOX in sides[1], f"More context ({column.title}{own}){said}."
 
 
 def _state(study: Study, fox: LossCurve, rest: Iterable[LossCurve]) -> tuple[bool, str]:

@@ -184,12 +184,13 @@ def test_more_context_helps_harms_or_cannot_be_told_to(tmp_path):
     )
     sentences = told(store)
     own = one_of(sentences, "More context")
-    assert "is a gain with FoX (Pro), a loss with Mamba-2, neither that could be told with HGRN2" in own
+    assert "is a gain with FoX (Pro), a loss with Mamba-2; for HGRN2 it cannot be told." in own
     assert "same tokens, 64 to 992 of context; FoX (Pro): \N{MINUS SIGN}0.39" in own
     table = successors.summary(store.study("successors"))
     assert [row[-1] is None for row in table.rows.values()] == [False] * 3
     assert table.rows["FoX (Pro)"][-1] == pytest.approx(-0.1 * np.log2(992 / 64), abs=0.01)
-    for gain, words in ((-0.1, "is a loss with FoX (Pro)"), (0.0, "neither that could be told with FoX (Pro)")):
+    unknown = ": for FoX (Pro) it cannot be told whether it is a gain or a loss."
+    for gain, words in ((-0.1, " is a loss with FoX (Pro)."), (0.0, unknown)):
         store = filled(tmp_path / words, {"fox_pro": 0.0, "mamba2": 0.2}, lines=False)
         beside(store, "context_use", {"fox_pro": gains(gain)}, evaluation={"targets": 32})
         again = told(store)
