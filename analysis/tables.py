@@ -116,7 +116,8 @@ def over_seeds(
     caption: str, columns: Sequence[Column], values: Mapping[str, Sequence[Cell]], note: str = "", paper: Values | None = None
 ) -> Table:
     """Make a table from one value per seed (S,), an estimate, or a number without seeds per label and column. It has the mean,
-    the standard deviation if there are several seeds (the note says how many), and the 95% interval of an estimate."""
+    the standard deviation if there are several seeds (the note says how many), and the 95% interval of an estimate. If only
+    values of one seed are given, the note says so, and names their columns where an estimate has several."""
     counts = {len(cell) for cells in values.values() for cell in cells if isinstance(cell, np.ndarray)}
     means = {label: [cell.effect if isinstance(cell, Estimate) else cell for cell in cells] for label, cells in values.items()}
     ranges = {
@@ -130,7 +131,10 @@ def over_seeds(
             several = [cell if isinstance(cell, np.ndarray) and len(cell) > 1 else None for cell in cells]
             spreads[label] = [None if cell is None else float(np.std(cell, ddof=1)) for cell in several]
     elif counts:
-        note += " One seed."
+        several_seeds = any(isinstance(cell, Estimate) and cell.seeds > 1 for cells in values.values() for cell in cells)
+        once = [column.title for column, cells in zip(columns, zip(*values.values(), strict=True), strict=True)
+                if any(isinstance(cell, np.ndarray) for cell in cells)]  # fmt: skip
+        note += f" One seed: {', '.join(once)}." if several_seeds else " One seed."
     return Table(caption, columns, rows, note.strip(), paper or {}, spreads, ranges)
 
 

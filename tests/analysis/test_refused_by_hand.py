@@ -216,6 +216,9 @@ def test_a_table_over_seeds_says_of_how_many():
     assert table.spreads == {"x": [pytest.approx(7**0.5), None], "y": [pytest.approx(2**0.5), None], "z": [None, None]}
     assert table.ranges == {"x": [None, estimate.interval], "y": [None, None], "z": [None, None]}
     assert over_seeds("T", columns, {"x": [np.array([4.0]), None]}).note == "One seed."
+    for seeds, note in ((1, "One seed."), (3, "One seed: a.")):
+        rows = {"x": [np.array([4.0]), Estimate(2.0, 0.5, seeds=seeds)], "y": [None, Estimate(2.0, 0.5, seeds=1)]}
+        assert over_seeds("T", columns, rows).note == note, "of the columns without estimates of several seeds"
     assert over_seeds("T", columns, {"x": [4.0, None]}).note == "" and table.paper == {}
     assert [count_range(counts, "seeds") for counts in ([3, 3], [2, 1, 5], [1000])] == [
         "3 seeds",
