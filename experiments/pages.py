@@ -71,6 +71,7 @@ def fill(template: Path, facts: Facts) -> str:
         "gate_by_tokens": gate_by_tokens,
         "in_words": last_words.compare,
         "recalled": mqar.shares,
+        "recalled_by_rate": mqar.shares_by_rate,
         "recalled_from": mqar_gates.shares,
         "gate_starts": mqar_gates.STARTS,
         "by_start": gate_starts.by_start,

@@ -222,6 +222,17 @@ def test_rows_of_two_layouts_of_recall_do_not_meet(tmp_path):
     assert set(mqar.shares(some).index.get_level_values("model")) == {"mamba2"}
 
 
+def test_recall_by_learning_rate_is_of_one_model_and_number_of_keys(tmp_path):
+    store = synthetic.Store(tmp_path)
+    told = {("fox_pro", 16, 1e-3): 4, ("fox_pro", 16, 4e-3): 12, ("fox_pro", 32, 1e-3): 24, ("mamba2", 16, 1e-3): 16}
+    for (model, keys, rate), correct in told.items():
+        rows = pd.DataFrame({"sequence": [0, 1], "num_queries": keys, "num_correct": [0, correct], "num_stale": 0})
+        axes, task = {"num_keys": keys, "peak_lr": rate}, {"recall": {"num_symbols": 16, "pairs_first": True}}
+        how = dict(model=model, name=f"{model} {keys} {rate}", data=task, axes=axes, train={"peak_lr": rate})
+        store.add("mqar", f"{keys} keys, LR {rate:g}", [("recall", rows)], **how)
+    assert mqar.shares_by_rate(store.study("mqar"), "fox_pro", 16) == {1e-3: 12.5, 4e-3: 37.5}
+
+
 def more_context(tmp_path, seeds=2):
     store, rng = synthetic.Store(tmp_path), np.random.default_rng(9)
     for place, model in enumerate(("fox_pro", "transformer_pro", "hgrn2")):
