@@ -23,6 +23,7 @@ from analysis.verdict import Claim, Status, Verdict, judge, not_measured
 from experiments.acp.acp_speed import Timed, timed
 from experiments.artefact import PAPERS, artefacts
 from experiments.fox.table_lr_grid import best_of, by_rate
+from experiments.scales import get_scale
 from kernels.benchmark.rows import PLACE, SHAPE, by_provider, compared, drawn_place
 from results.measured import FOLDER, read
 from results.store import read_evaluation, read_run, starts_of, trainings_of
@@ -140,6 +141,18 @@ class Facts:
             fewest, most = min(study.seed_counts.values()), max(study.seed_counts.values())
             found["one" if most == 1 else "some" if fewest == 1 else "all"].append(name)
         return found
+
+    def gaps(self, seeds: int, scale: str = "mini") -> list[dict[str, Any]]:
+        """Count what is missing of each artefact with repeated lines, if each of its lines is to have this many seeds: its
+        `name`, lines by seed that are `wanted` and `missing`, and `bare` lines, without any."""
+        found = []
+        for name, study in self._trained(scale).items():
+            stored = study.seed_counts
+            declared = {recipe.series for recipe in artefacts()[study.stem].runs(get_scale(scale), (0,))} | stored.keys()
+            short, wanted = sum(max(0, seeds - stored.get(each, 0)) for each in declared), seeds * len(declared)
+            if short and study.num_seeds > 1:
+                found.append({"name": name, "wanted": wanted, "missing": short, "bare": len(declared - stored.keys())})
+        return sorted(found, key=lambda each: -each["missing"] / each["wanted"])
 
     def trainings(self, scale: str = "mini") -> dict[str, Any]:
         """Count the trainings that are drawn, those without a recorded digest of their weights, and those of uncommitted code;

@@ -225,6 +225,21 @@ def test_what_pages_count(tmp_path):
     assert facts.trainings("mini") == {"all": 5, "unnamed": 5, "changed": 3, "varying": varying}
 
 
+def test_lines_by_seed_that_are_missing_are_counted_by_artefact(tmp_path):
+    """A model that the figure does not declare counts, too; more seeds of one line do not stand in for another's."""
+    store = Store(tmp_path, "mini")
+    curve = [("per_token_loss", synthetic.loss_rows(np.ones(256), np.ones((2, 16))))]
+    stored = {"fox_pro": 4, "mamba2": 3, "hgrn2": 1, "alibi": 1}  # of the seven models of Figure 2, and another
+    for model, seed in ((model, seed) for model, seeds in stored.items() for seed in range(seeds)):
+        store.add(MAIN, model, curve, seed=seed)
+    for model in ("fox_pro", "transformer_pro"):  # nothing is repeated: not a figure that is to be
+        store.add("successors", model, curve)
+    store.study(MAIN), store.study("successors")
+    figure = {"name": "Figure 2", "wanted": 24, "missing": 4 * 3 + 2 * 2, "bare": 4}
+    assert Facts(tmp_path).gaps(3) == [figure]
+    assert Facts(tmp_path).gaps(1) == [figure | {"wanted": 8, "missing": 4}]
+
+
 def test_which_runs_had_pytorchs_softmax_attention(tmp_path, monkeypatch):
     """Runs without a gate whose first start is older than forgetting attention with open gates for them."""
     records = {}
