@@ -14,6 +14,7 @@ import numpy as np
 from analysis.curves import LossCurve, by_model, compare, context_losses, difference, loss_curves, perplexity
 from analysis.names import title
 from analysis.pruning import skipped
+from analysis.seeds import family_of
 from analysis.statistics import LEVEL, POWER, Estimate
 from analysis.study import Study
 from analysis.style import millions, tokens, trained_elsewhere
@@ -29,6 +30,7 @@ from experiments.scales import SCALES
 from results.atomic import write_atomic
 
 ROOT = Path(__file__).parents[1]
+GATED = family_of({"kind": "forgetting_transformer", "forget_gate": "full"})
 WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
 
 
@@ -60,7 +62,7 @@ def fill(template: Path, facts: Facts) -> str:
     """Return a page. ValueError for words that the rows do not support."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     filters = (nats, times, percent, measured, millions, words, when, title, tokens)
-    shared = (best_of, by_code, by_model, by_rate, change, compare, context_losses, difference, last_words.last_words,
+    shared = (best_of, by_code, by_model, by_rate, change, compare, context_losses, difference, gated, last_words.last_words,
               loss_curves, order, papers, perplexity, remaining, seeds_apart, shrinks, skipped, timed, trained_elsewhere,
               worths, zip)  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
@@ -137,6 +139,11 @@ def shrinks(pairs: Iterable[tuple[LossCurve, LossCurve]], early: int, late: int)
     """Count the pairs of runs whose first leads by less from `late` to the training length than up to `early`; and all."""
     gaps_SN = np.concatenate([(other.losses_SN - one.losses_SN)[:, : one.train_len] for one, other in pairs])
     return int((gaps_SN[:, late - 1 :].mean(axis=1) < gaps_SN[:, :early].mean(axis=1)).sum()), len(gaps_SN)
+
+
+def gated(study: Study) -> list[LossCurve]:
+    """Return the curves of attention with a forget gate, whose seeds alone give the noise of FoX."""
+    return [curve for curve in loss_curves(study) if family_of(study.spec(curve.run_ids[0])["model"]) == GATED]
 
 
 def seeds_apart(curves: Iterable[LossCurve]) -> float:

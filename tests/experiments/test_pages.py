@@ -171,6 +171,15 @@ def test_what_pages_take_of_curves():
     assert pages.order({"late": curve_of("c", late), "high": other}) == ["high", "late"], "inside the training context"
 
 
+def test_curves_with_a_forget_gate_are_those_of_attention_that_has_one(tmp_path):
+    store = Store(tmp_path, train_len=64)
+    specs = {"fox_pro": {"forget_gate": "full"}, "fixed": {"forget_gate": "fixed"}, "path_fox": {"kind": "path_fox"},
+             "transformer_pro": {"forget_gate": "none"}, "mamba2": {"kind": "mamba2"}}  # fmt: skip
+    for model, spec in specs.items():
+        store.add(MAIN, model, [("per_token_loss", synthetic.loss_rows(np.full(64, 3.0)))], spec=spec)
+    assert {curve.model for curve in pages.gated(store.study(MAIN))} == {"fox_pro", "fixed", "path_fox"}
+
+
 def test_numbers_are_printed_with_their_interval_where_it_is_known():
     estimate = Estimate(-0.1, 0.01)
     assert pages.nats(estimate) == "\N{MINUS SIGN}0.100 nats [\N{MINUS SIGN}0.120, \N{MINUS SIGN}0.080]"
