@@ -120,7 +120,7 @@ class Facts:
         return {model: sorted(found[model]) for model in sorted(found, reverse=True)}
 
     def size(self, scale: str) -> dict[str, float]:
-        """Fewest and most parameters of the main models, median minutes of a run with all its starts, and the most epochs."""
+        """Fewest and most parameters of the main models, median minutes of a drawn training, and the most epochs."""
         study = self.study(MAIN, scale)
         starts = [start for record in study.runs.values() for start in record["starts"]]
         params = [start["params"] for start in starts]
@@ -256,13 +256,15 @@ class Facts:
 
 
 def drawn_starts(study: Study) -> dict[str, list[dict[str, Any]]]:
-    """Starts of the trainings that the lines are drawn from, by run."""
+    """Return the starts of the trainings that the lines are drawn from, by run: of one that was repeated, the last time."""
     found = {}
     for line in study.lines:
         record = study.runs[line.run_id]
         known = trainings_of(record) if line.is_trained else []
         for training in [each for each in known if line.weights and each["weights"] == line.weights] or known[:1]:
-            found[line.run_id] = starts_of(record, training)
+            starts = starts_of(record, training)
+            begun = [index for index, start in enumerate(starts) if start.get("first_step") == 0]
+            found[line.run_id] = starts[begun[-1] if begun else 0 :]
     return found
 
 

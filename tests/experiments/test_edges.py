@@ -360,6 +360,18 @@ def test_what_trainings_took(monkeypatch, trainings, weights, told):
         assert render._took(two, 2) == "2 trainings, 0 minutes on A and M and Z."
 
 
+@pytest.mark.parametrize(("first_steps", "counted"), [
+    ([0], 1), ([0, 5], 3), ([0, 0], 2), ([0, 5, 0], 4), ([0, 0, 5, 9], 14), ([None, None], 3), ([5, 9], 3),
+])  # fmt: skip
+def test_a_training_that_was_repeated_counts_once(monkeypatch, first_steps, counted):
+    """Minutes 1, 2, 4, 8 of the starts of one run: those before the last start from step 0 are of another training."""
+    starts = [{"date": str(at), "device": "A", "end": {"wall_s": 60.0 * 2**at}} | ({} if step is None else {"first_step": step})
+              for at, step in enumerate(first_steps)]  # fmt: skip
+    line = SimpleNamespace(is_trained=True, run_id="r", weights=None)
+    study = SimpleNamespace(lines=[line], runs={"r": {"starts": starts, "final_loss": 3.0}})
+    assert render._took(study, 1) == f"1 trainings, {counted} minutes on A."
+
+
 OWN = pages.ROOT / "results"
 
 
