@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +48,8 @@ SIGNS = {
 class Section:
     """One artefact of the report. `study`: None if nothing is stored, or if it cannot be read, which `fault` explains. `looks`:
     explanations of failing claims, of this artefact or another, by the claim's id. `missing`: planned but not stored.
-    `findings`: sentences drawn from the rows; a section that has some takes the full width."""
+    `findings`: sentences drawn from the rows; a section that has some takes the full width. `run` and `why`: the commands that
+    make it and that name its rows."""
 
     stem: str
     title: str
@@ -61,6 +62,8 @@ class Section:
     missing: Sequence[str] = ()
     fault: str = ""
     findings: Callable[[Study], Sequence[str]] = lambda study: ()
+    run: str = field(kw_only=True)
+    why: str = field(kw_only=True)
 
 
 def build(folder: Path, sections: Sequence[Section]) -> Path:
@@ -110,6 +113,7 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         looks=looks,
         looked_into={claim: section.stem for section, _, claims in looks for claim in claims},
         absent=absent,
+        texts=any("text:FILES" in section.run for section in sections),
         newest=max(study.created for study in studies)[:10],
         runs=_runs(studies),
         spent=_spent(studies),

@@ -113,7 +113,8 @@ def _section(artefact: Artefact, scale: str, results_dir: Path, read: Study | No
     return report.Section(
         stem=artefact.stem, title=artefact.title, paper=artefact.paper, shows=artefact.shows, claims=artefact.claims,
         looks=artefact.looks, summary=artefact.summary, study=study, missing=tuple(dict.fromkeys(missing)), fault=fault,
-        findings=artefact.findings,
+        findings=artefact.findings, run=_run(artefact, scale, results_dir, study),
+        why=f"python -m experiments why {artefact.stem} --scale {scale}{_folder(results_dir)}",
     )  # fmt: skip
 
 
@@ -194,15 +195,24 @@ def _folder(results_dir: Path) -> str:
 
 def _how(artefact: Artefact, scale: str, study: Study) -> str:
     """Return the command of an artefact, the time that its trainings took, and where it was last made."""
-    seeds = ",".join(map(str, sorted({line.seed for line in study.lines})))
-    sources = {study.spec(line.run_id)["data"]["source"] for line in study.lines}
-    data = "" if get_scale(scale).default_data or sources == {"recall"} else TEXTS
-    options = f"{data}{f' --seeds {seeds}' * (seeds != '0')}{_also(artefact, scale, study)}{_folder(study.results_dir)}"
-    command = f"python -m experiments run {artefact.stem} --scale {scale}{options}"
+    command = _run(artefact, scale, study.results_dir, study)
     newest = max(study.all_metas, key=lambda meta: (meta["created"], meta["eval_id"]))
     made = newest["provenance"]
     seen = f"Last seen {newest['created'][:10]} on {made['device']}, commit {commit_name(made)}; corpus {study.corpora}."
     return f"`{command}`\n\n{_took(study, _makes(artefact, scale, study))} {seen}"
+
+
+def _run(artefact: Artefact, scale: str, results_dir: Path, study: Study | None) -> str:
+    """Return the command that makes an artefact, with the seeds and the models that are stored. `study`: None if none are."""
+    if study is None:
+        seeds, also, recalled = "0", "", all(recipe.task for recipe in artefact.runs(get_scale(scale), (0,)))
+    else:
+        seeds = ",".join(map(str, sorted({line.seed for line in study.lines})))
+        sources = {study.spec(line.run_id)["data"]["source"] for line in study.lines}
+        also, recalled = _also(artefact, scale, study), sources == {"recall"}
+    data = "" if get_scale(scale).default_data or recalled else TEXTS
+    options = f"{data}{f' --seeds {seeds}' * (seeds != '0')}{also}{_folder(results_dir)}"
+    return f"python -m experiments run {artefact.stem} --scale {scale}{options}"
 
 
 def _makes(artefact: Artefact, scale: str, study: Study) -> int:

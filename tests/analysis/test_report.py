@@ -36,7 +36,9 @@ BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 def section(stem, study, *, missing=()):
     own = artefacts()[stem]
     paper = stem.partition("_")[0].replace("fig", "Figure ").replace("table", "Table ")
-    return Section(stem, f"title of {stem}", paper, f"What {stem} shows.", own.claims, own.looks, own.summary, study, missing)
+    how = {"run": f"python -m experiments run {stem} --as-given", "why": f"python -m experiments why {stem} --as-given"}
+    named = stem, f"title of {stem}", paper, f"What {stem} shows."
+    return Section(*named, own.claims, own.looks, own.summary, study, missing, **how)
 
 
 def losses(folder, scale="tiny", **how):
@@ -121,7 +123,7 @@ def test_each_picture_leads_to_its_numbers_its_large_form_and_its_ancestry(figur
     for caption, name in zip(captions, (FIG2, f"{FIG2}-lead"), strict=True):
         assert all(f'href="figures/{name}.{ending}"' in caption for ending in ("csv", "png", "pdf"))
         assert f'href="#from-{FIG2}"' in caption and "Scroll sideways" in caption and f'id="zoom-{name}"' in text
-    assert f"python -m experiments why {FIG2} --scale tiny" in text
+    assert f"python -m experiments why {FIG2} --as-given</code>" in text
     assert text.count("Values read off the curves") == 2
 
 
@@ -265,10 +267,13 @@ def test_what_is_missing_stands_with_the_command_that_makes_it(tmp_path):
     study = drawn(losses(tmp_path, models=("fox_pro", "transformer_pro")))
     sections = [section(FIG2, study, missing=("Mamba-2, LR 1", "HGRN2")), section("fig4_needle", None)]
     text = report.build(tmp_path / "tiny", sections).read_text()
-    assert "<strong>Missing:</strong> Mamba-2, LR 1; HGRN2. <code>python -m experiments run fig2_per_token_loss" in text
+    again = f"<code>python -m experiments run {FIG2} --as-given</code>"
+    assert f"<strong>Missing:</strong> Mamba-2, LR 1; HGRN2. {again}" in text
     absent = text[text.index('id="absent"') :]
-    assert "python -m experiments run fig4_needle --scale tiny" in absent
-    assert "Not measured: FoX (LLaMA) with Transformer (LLaMA)" in text
+    assert "<code>python -m experiments run fig4_needle --as-given</code>" in absent
+    assert "Not measured: FoX (LLaMA) with Transformer (LLaMA)" in text and "FILES" not in text
+    sections[1] = replace(sections[1], run="python -m experiments run fig4_needle --data text:FILES")
+    assert "FILES are the texts of the corpus" in report.build(tmp_path / "tiny", sections).read_text()
 
 
 def test_banners_fit_the_scale_and_what_was_trained(figure2, tmp_path):
@@ -334,7 +339,7 @@ def test_equal_results_give_an_equal_report_that_says_what_it_was_made_from_and_
     part = text[text.index('id="fig2_per_token_loss"') : text.index('id="runs"')]
     assert "Made from 14 runs and 14 evaluations on Synthetic device" in part
     assert "Corpus: made-up, bpe-512 (feedbeef). Commits of the evaluations: 0123456789+. Dates: 2025-01-02." in part
-    assert "python -m experiments run fig2_per_token_loss --scale tiny" in part
+    assert "To make it again: <code>python -m experiments run fig2_per_token_loss --as-given</code>" in part
     assert "<code>per_token_loss-00000000</code>" in part
     runs = text[text.index('id="runs"') :]
     assert runs.count("<tr>") == 15

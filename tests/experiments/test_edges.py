@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -18,6 +19,7 @@ from experiments import __main__ as command
 from experiments import adopt, artefact, collect, compare, facts, pages, render
 from experiments.recipes import NAMES, Recipe, model_spec
 from experiments.scales import SCALES
+from tests import synthetic
 from training import manifest
 
 TINY = SCALES["tiny"]
@@ -398,6 +400,27 @@ def test_the_command_of_a_figure_and_where_it_was_last_seen(monkeypatch, scale, 
                             results_dir=folder)  # fmt: skip
     told = render._how(artefact.artefacts()[FIG2], scale, study)
     assert told == f"`python -m experiments {command}\n\nTook. Last seen 2026-01-02 on b, commit 0123456789; corpus C."
+
+
+@pytest.mark.parametrize(("stem", "scale", "folder", "options"), [
+    (FIG2, "tiny", OWN / "a", ""), (FIG2, "mini", OWN / "a", " --data text:FILES"), ("mqar", "mini", OWN / "a b", ""),
+    (FIG2, "360m-7.5b", OWN, " --data text:FILES"), ("mqar", "360m-7.5b", OWN, ""), ("mqar", "tiny", Path("/mine"), ""),
+])  # fmt: skip
+def test_the_commands_of_a_figure_of_which_nothing_is_stored(stem, scale, folder, options):
+    section = render._section(artefact.artefacts()[stem], scale, folder, None)
+    shown = {OWN: "", OWN / "a": " --results-dir results/a", OWN / "a b": " --results-dir 'results/a b'"}
+    where = shown.get(folder, " --results-dir /mine")
+    assert section.run == f"python -m experiments run {stem} --scale {scale}{options}{where}"
+    assert section.why == f"python -m experiments why {stem} --scale {scale}{where}" and section.study is None
+
+
+def test_the_report_has_the_command_of_the_page_of_claims(tmp_path):
+    store = synthetic.Store(tmp_path, "mini", 128)
+    store.add(FIG2, "fox_pro", [("per_token_loss", synthetic.loss_rows(np.full(512, 3.0)))], seed=1)
+    study = store.study(FIG2)
+    section = render._section(artefact.artefacts()[FIG2], "mini", tmp_path, study)
+    assert section.run.endswith(f" --scale mini --data text:FILES --seeds 1 --results-dir {tmp_path}")
+    assert f"`{section.run}`" in render._how(artefact.artefacts()[FIG2], "mini", study)
 
 
 def test_pages_are_written_where_they_change(tmp_path):
