@@ -1,12 +1,16 @@
 """Stick-breaking: kernel timing: Cost of stick-breaking attention.
 
 Left: time of the operators' forward and backward, measured by `python -m kernels.benchmark times`, relative to softmax
-attention with rotary embedding. Right: speed of training at this scale. The paper reports that its kernel takes 1.2 to 1.3
-times as long as FlashAttention with RoPE."""
+attention with rotary embedding. Right: speed of training steps with untrained weights at this scale: their sticks are soon
+used up, and the kernel skips the rest, so that whole trainings need not be as fast. The paper reports that its kernel takes 1.2
+to 1.3 times as long as FlashAttention with RoPE."""
 
 import math
+from collections import defaultdict
+from contextlib import suppress
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -26,10 +30,13 @@ from results.measured import FOLDER, read
 
 KIND = "stick_breaking"
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
+TRAINED = "stick_extrapolation"
+"""A figure with whole trainings of both."""
 BASELINE, FLASH = "softmax cuDNN + RoPE", "softmax flash-2 + RoPE"
 PROVIDERS = {FLASH: "#C4C4C4", "ours": style_of(STICK).colour, "fla": "#999933"}
 SHAPE = ["seq_len", "batch", "num_heads", "head_dim"]
 S5_FACTOR = 1.4
+UNTRAINED = "with untrained weights"
 runs = lines("stick_breaking", "transformer_llama", "fox_llama", once=True)
 
 
@@ -59,6 +66,28 @@ def beside_flash(study: Study) -> pd.DataFrame:
     return ours.assign(ratio=ours["relative"] / ours["relative_flash"])
 
 
+def whole_trainings(study: Study) -> str:
+    """Say how fast another figure's trainings with stick-breaking were, from their tokens and seconds, relative to those with
+    softmax of the same seed on the same device; empty if there are none."""
+    rates: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+    with suppress(ValueError):  # nothing is stored, or drawing that figure reports the error
+        other = Study(study.results_dir, study.scale, TRAINED)
+        for line in other.lines:
+            ends = [start["end"] for start in other.starts(line) if (start.get("end") or {}).get("wall_s")]
+            devices = frozenset(start["device"] for start in other.starts(line))
+            if line.is_trained and ends and not line.axes:
+                rate = sum(end["tokens"] for end in ends) / sum(end["wall_s"] for end in ends)
+                rates[line.scale, line.seed, devices][line.model] = rate
+    ratios = [own[STICK] / own[SOFTMAX] for own in rates.values() if {STICK, SOFTMAX} <= own.keys()]
+    if not ratios:
+        return ""
+    shown = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
+    scales = ", ".join(dict.fromkeys(scale for scale, _, _ in rates))
+    seeds = f", over {len(ratios)} seeds" * (len(ratios) > 1)
+    speed = f"{' to '.join(shown)} times the tokens/s of {title(SOFTMAX)}{seeds}"
+    return f"Whole trainings at {scales}, which may have shared the device: {title(STICK)} has {speed}"
+
+
 def draw(study: Study) -> Files:
     steps, kernels = measured(study, STICK), kernel_times(study)
     if kernels.empty:
@@ -68,9 +97,9 @@ def draw(study: Study) -> Files:
         _kernel_bars(left, kernels)
     _step_bars(right, steps)
     gpus, machine = ", ".join(sorted(set(kernels["gpu"]))), steps["machine"].iloc[0]
-    setting = f"{machine}, context {tokens(steps['seq_len'].iloc[0])}"
+    setting = f"{machine}, context {tokens(steps['seq_len'].iloc[0])}, lines: 20% to 80% of the repetitions"
     timed = f"left: {gpus}, bfloat16, forward + backward, longer is slower" if gpus else "no kernel times are stored"
-    return publish(study, figure, kernels, timed, f"tokens/s: {setting}, lines: 20% to 80% of the repetitions")
+    return publish(study, figure, kernels, timed, f"tokens/s: training steps {UNTRAINED}, {setting}", whole_trainings(study))
 
 
 def _kernel_bars(axes: Axes, rows: pd.DataFrame) -> None:
@@ -99,14 +128,14 @@ def _step_bars(axes: Axes, steps: pd.DataFrame) -> None:
         spread = [[speed - low], [high - speed]]
         axes.bar(place, speed, 0.7, color=style_of(row["model"]).colour, yerr=spread, error_kw={"linewidth": 0.9})
     axes.set_xticks(range(len(steps)), [title(model).replace(" (", "\n(") for model in steps["model"]], fontsize=6.5)
-    axes.set_ylabel("training, k tokens/s")
+    axes.set_ylabel("training steps with\nuntrained weights, k tokens/s", fontsize=8)
 
 
 def summary(study: Study) -> Table:
     """Tabulate training speed, by model, and kernel times relative to cuDNN's softmax with rotary embedding, by shape."""
     rows, steps = kernel_times(study), measured(study, STICK)
     shown = [each for each in sorted(set(zip(rows["provider"], rows["logits"], strict=True))) if each[0] != BASELINE]
-    columns = [Column("tokens_per_s", "training (tokens/s)", 0)]
+    columns = [Column("tokens_per_s", "training steps (tokens/s)", 0)]
     columns += [Column(f"{p}_{z}", p if z == "any" else f"{p}, {z} reach", 2) for p, z in shown]
     values: dict[str, list[float | None]] = {}
     for model, speed in zip(steps["model"], steps["tokens_per_s"], strict=True):
@@ -114,8 +143,9 @@ def summary(study: Study) -> Table:
     for (gpu, length, batch, heads, dim), own in rows.groupby(["gpu", *SHAPE]):
         times = own.set_index(["provider", "logits"])["relative"].to_dict()
         values[f"{gpu}, B{batch} T{length} H{heads} D{dim}"] = [None, *(times.get(each) for each in shown)]
-    note = f"{about(study, corpus=False)} Training on {steps['machine'].iloc[0]}. Time of forward and backward as a"
-    note += f" multiple of softmax with rotary embedding by cuDNN{' in the same run.' if len(rows) else ': not measured.'}"
+    note = f"{about(study, corpus=False)} Training steps on {steps['machine'].iloc[0]} {UNTRAINED}. "
+    note += f"{f'{whole}. ' if (whole := whole_trainings(study)) else ''}Time of forward and backward as a multiple of softmax "
+    note += f"with rotary embedding by cuDNN{' in the same run.' if len(rows) else ': not measured.'}"
     return Table("Cost of stick-breaking attention", columns, values, note)
 
 
@@ -149,8 +179,9 @@ def by_reach(study: Study) -> str:
     text = f"Forward and backward take, {'; '.join(parts)}." if parts else "No kernel times are stored."
     if {STICK, SOFTMAX} <= set(steps.index):
         speeds = f"{steps[STICK] / steps[SOFTMAX]:.2f} times the tokens/s of {title(SOFTMAX)}"
-        text += f" Whole training steps with fresh weights, as {title(STICK)} begins: {speeds}."
-    return text
+        text += f" Training steps {UNTRAINED}, as {title(STICK)} begins: {speeds}."
+    whole = whole_trainings(study)
+    return f"{text} {whole}." if whole else text
 
 
 CLAIMS = (Claim("S5", "A fused kernel makes it trainable at moderate cost", s5),)

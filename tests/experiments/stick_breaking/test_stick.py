@@ -13,6 +13,7 @@ from experiments.stick_breaking.stick_extrapolation import s1, s2, s3, s4, s6
 from experiments.stick_breaking.stick_recall import s7
 from experiments.stick_breaking.stick_remainder import s8
 from results import measured
+from results.store import read_run, record_run, run_file
 from tests import synthetic
 
 MODELS = ("stick_breaking", "transformer_llama", "fox_llama", "alibi")
@@ -188,6 +189,27 @@ def test_the_look_at_the_cost_tells_the_reaches_apart(tmp_path):
     assert "never used up, 1.60 to 1.76 times FlashAttention-2's time, most at 16k tokens and head size 64." in text
     assert "1.00 times the tokens/s of Transformer (LLaMA)" in text
     assert by_reach(cost(tmp_path / "b")).startswith("No kernel times are stored.")
+
+
+def test_speeds_of_untrained_weights_are_called_so_and_stand_beside_those_of_whole_trainings(tmp_path):
+    """Softmax took 100 s in two starts for 1000 tokens with each seed; the third seed's sticks were on another device."""
+    study = cost(tmp_path)
+    assert "untrained weights" in stick_cost.summary(study).note and "Whole trainings" not in stick_cost.summary(study).note
+    assert stick_cost.whole_trainings(study) == "" and "with untrained weights, as Stick-breaking begins" in by_reach(study)
+    store, seconds = synthetic.Store(tmp_path), {("stick_breaking", seed): wall for seed, wall in enumerate((80, 125, 1))}
+    seconds |= {("transformer_llama", seed): 100 for seed in range(3)} | {("fox_llama", 3): 1}
+    for (model, seed), wall in seconds.items():
+        store.add("stick_extrapolation", model, [("per_token_loss", synthetic.loss_rows(np.ones(256)))], seed=seed, name=model)
+        line = store.study("stick_extrapolation").lines[-1]
+        record = read_run(run_file(tmp_path, line.scale, line.run_id))
+        halves = [{"tokens": 500, "wall_s": wall / 4}, {"tokens": 500, "wall_s": wall * 3 / 4}, None]
+        place = "B" if (model, seed) == ("stick_breaking", 2) else "A"
+        starts = [{**record["starts"][0], "device": place, "end": end, "date": str(at)} for at, end in enumerate(halves)]
+        record_run(tmp_path, {**record, "starts": starts})
+    said = stick_cost.whole_trainings(study)
+    assert said == ("Whole trainings at tiny, which may have shared the device: Stick-breaking has 0.80 to 1.25 times the "
+                    "tokens/s of Transformer (LLaMA), over 2 seeds")  # fmt: skip
+    assert f" {said}. " in stick_cost.summary(study).note and by_reach(study).endswith(f" {said}.")
 
 
 def test_every_claim_is_listed():
