@@ -205,7 +205,9 @@ def _how(artefact: Artefact, scale: str, study: Study) -> str:
 def _run(artefact: Artefact, scale: str, results_dir: Path, study: Study | None) -> str:
     """Return the command that makes an artefact, with the seeds and the models that are stored. `study`: None if none are."""
     if study is None:
-        seeds, also, recalled = "0", "", all(recipe.task for recipe in artefact.runs(get_scale(scale), (0,)))
+        seeds, also, recalled = "0", "", False
+        with suppress(ValueError):  # it has no sizes for this scale, which the command says
+            recalled = all(recipe.task for recipe in artefact.runs(get_scale(scale), (0,)))
     else:
         seeds = ",".join(map(str, sorted({line.seed for line in study.lines})))
         sources = {study.spec(line.run_id)["data"]["source"] for line in study.lines}

@@ -414,6 +414,14 @@ def test_the_commands_of_a_figure_of_which_nothing_is_stored(stem, scale, folder
     assert section.why == f"python -m experiments why {stem} --scale {scale}{where}" and section.study is None
 
 
+def test_a_figure_without_sizes_for_a_scale_has_a_command():
+    def runs(scale, seeds):
+        raise ValueError("SIZES has nothing for this scale")
+
+    section = render._section(replace(artefact.artefacts()[FIG2], runs=runs), "mini", OWN / "a", None)
+    assert section.run == f"python -m experiments run {FIG2} --scale mini --data text:FILES --results-dir results/a"
+
+
 def test_the_report_has_the_command_of_the_page_of_claims(tmp_path):
     store = synthetic.Store(tmp_path, "mini", 128)
     store.add(FIG2, "fox_pro", [("per_token_loss", synthetic.loss_rows(np.full(512, 3.0)))], seed=1)
