@@ -56,7 +56,7 @@ def test_lines_and_columns_of_texts(tmp_path):
     with pytest.raises(ValueError, match="line 5 has no `text` field holding a string"):
         next(read)
     path.write_bytes(b'{"text": "\xff"}')
-    with pytest.raises(ValueError, match=r"a\.jsonl is not UTF-8 text \(byte 10\): convert it"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1 is not UTF-8 text \(byte 10\): convert the file"):
         list(read_documents(path))
     path.unlink()
     for kind in (pa.string_view(), pa.large_string()):

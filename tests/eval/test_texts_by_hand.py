@@ -31,14 +31,14 @@ def test_passages_are_of_the_documents_that_are_asked_for(monkeypatch):
     monkeypatch.setattr(last_words, "recorded_ends", ends)
     codec = SimpleNamespace(bos_id=9, encode=lambda text: [len(text)], answer=lambda text, word: [7, 7])
     loaded = SimpleNamespace(tokenizer=codec)
-    rows = last_words.evaluate(loaded, of("last_words", num_documents=3, words=8), context)
+    rows = last_words.evaluate(loaded, of("last_words", num_documents=3, words=8, near=3), context)
     assert seen[0] == ["a", "b", "c"] and context.extras == {"sources": [0, 1, 2]}
     assert seen[1][1] == {"0/passage": ([9, 3, 7, 7], 2), "0/near": ([9, 1, 7, 7], 2)} and seen[1][4] == "bf16"
     assert rows.to_dict("records") == [
         {"item": 0, "document": 1, "logp": -1.0, "right": 100.0, "logp_near": -1.0, "right_near": 100.0, "num_tokens": 2}
     ]
     with pytest.raises(ValueError, match="10 documents exceed"):
-        last_words.evaluate(loaded, of("last_words", num_documents=10, words=8), context)
+        last_words.evaluate(loaded, of("last_words", num_documents=10, words=8, near=3), context)
 
 
 UNIT = "The cat sat there."

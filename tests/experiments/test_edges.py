@@ -282,7 +282,8 @@ def test_evaluations_of_a_folder_are_compared_as_it_names_them(monkeypatch, tmp_
     (tmp_path / "run" / "evals").mkdir(parents=True)
     for name in ("k-1", "k-2", "parameters-3", "bad-4"):
         (tmp_path / "run" / "evals" / f"{name}.parquet").touch()
-    spec = SimpleNamespace(to_json=lambda: '{"model": {"kind": "m"}}', scale="tiny", train=SimpleNamespace(seq_len=64))
+    spec = SimpleNamespace(to_json=lambda: '{"model": {"kind": "m"}}', scale="tiny")
+    spec.train = SimpleNamespace(seq_len=64, train_tokens=7)
     folder = SimpleNamespace(path=tmp_path / "run", evals=tmp_path / "run" / "evals", read_spec=lambda: spec,
                              evaluation_fault=lambda name: "bad" if name == "bad-4" else None)  # fmt: skip
     weights, asked = {"k-1": "w", "k-2": None}, []
@@ -300,7 +301,7 @@ def test_evaluations_of_a_folder_are_compared_as_it_names_them(monkeypatch, tmp_
     found = list(compare.compared(folder, tmp_path, ours))
     assert asked == [("k-1", ours), ("k-2", ours)]
     for each, name in zip(found[::2], ("k-1", "k-2"), strict=True):
-        predicted = ("loss", "k", (1.0, 1.0), (tmp_path, "tiny", "k", ours), "tiny", "m")
+        predicted = ("loss", "k", (1.0, 1.0), (tmp_path, "tiny", "k", ours), "tiny", "m", 7)
         assert each == compare.Compared("run", name, "loss", 2.0, predicted)
     assert [(each.evaluation, each.name, each.value, each.predicted) for each in found[1::2]] == [
         ("k-1", "new", 3.0, None), ("k-2", "new", 3.0, None)]  # fmt: skip
