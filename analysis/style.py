@@ -108,11 +108,18 @@ def place_of(start: Mapping[str, Any]) -> str:
     return f"{start['device']}, Triton {(start.get('versions') or {}).get('triton', 'unknown')}"
 
 
+def first_training(starts: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the starts up to the first that ended without an error; all if none is known to have."""
+    ended = [(start.get("end") or {}).get("exit_code") == 0 for start in starts]
+    return starts[: ended.index(True) + 1] if any(ended) else starts
+
+
 def trained_elsewhere(study: Study) -> str:
-    """Name the trainings on another GPU or Triton than most; empty if there are none. CPUs are ignored: they use no Triton."""
+    """Name the trainings on another GPU or Triton than most; empty if there are none. CPUs are ignored: they use no Triton.
+    Of trainings with the same weights the first counts."""
     places: dict[str, dict[str, set[int]]] = {}
     for line in study.lines:
-        for start in study.starts(line):
+        for start in first_training(study.starts(line)):
             if "thread" not in start["device"]:
                 places.setdefault(place_of(start), {}).setdefault(title(line.label), set()).add(line.seed)
     most, *others = sorted(places, key=lambda place: -sum(map(len, places[place].values()))) or [""]

@@ -73,3 +73,19 @@ def test_a_table_names_what_was_trained_elsewhere_than_most(tmp_path):
     assert said == "H100, Triton 3.6.0, but on H200, Triton 3.6.0: HGRN2 (seed 1); on H100, Triton 3.7.1: HGRN2 (seed 2)."
     study.lines = same
     assert "Trained on" not in style.about(study)
+
+
+def test_of_a_training_that_was_repeated_with_the_same_weights_the_first_counts(tmp_path):
+    """Starts that it needed, as it was killed or moved, count, too."""
+    store, h100 = Store(tmp_path), {"device": "H100", "versions": {"triton": "3.6.0"}}
+    study = main_losses(store, models=("fox_pro", "hgrn2"), seeds=3)
+    for line in study.lines:
+        (start,) = study.runs[line.run_id]["starts"]
+        start |= {**h100, "end": {"exit_code": 0}}
+    (first,) = study.runs[study.lines[-1].run_id]["starts"]
+    study.runs[study.lines[-1].run_id]["starts"] = [first, {**first, "device": "H200"}]
+    assert "Trained on" not in style.about(study)
+    study.runs[study.lines[-1].run_id]["starts"] = [{**first, "device": "H200", "end": {"exit_code": 75}}, first]
+    assert "but on H200, Triton 3.6.0: HGRN2 (seed 2)." in style.about(study)
+    study.runs[study.lines[-1].run_id]["starts"] = [{**first, "end": None}, {**first, "device": "H200", "end": None}]
+    assert "but on H200, Triton 3.6.0: HGRN2 (seed 2)." in style.about(study)
