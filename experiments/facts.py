@@ -110,6 +110,19 @@ class Facts:
         spent = {"tokens": count, "hours": hours, "epochs": read_most, "places": dict(places.most_common())}
         return {**how, **spent, **sizes}
 
+    def repeated(self, size: str) -> dict[str, int]:
+        """Count the size's runs that were trained from the first step several times ("all"), those that always gave the "same"
+        weights, of these the ones trained on several kinds of GPU ("anywhere"), and those of "one_place" that did not."""
+        counts: Counter[str] = Counter({"all": 0, "same": 0, "anywhere": 0, "one_place": 0})
+        folders = [each for each in self.results_dir.iterdir() if size_of(each.name) == size]
+        for record in (read_run(path) for folder in folders for path in (folder / "runs").glob("*.json")):
+            begun = [start for start in record["starts"] if not start.get("first_step")]
+            whole = [start for start in begun if (start.get("end") or {}).get("weights")]
+            same, moved = len({start["end"]["weights"] for start in whole}) == 1, len(set(map(place_of, whole))) > 1
+            if len(whole) > 1:
+                counts.update({"all": 1, "same": same, "anywhere": same and moved, "one_place": not same and not moved})
+        return dict(counts)
+
     def with_softmax(self, scale: str) -> dict[str, list[int]]:
         """Seeds of the scale's runs with PyTorch's softmax attention, by model, as their starts are older than `OPEN_GATES`."""
         found: dict[str, list[int]] = {}

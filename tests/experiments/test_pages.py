@@ -234,6 +234,24 @@ def test_what_pages_count(tmp_path):
     assert facts.trainings("mini") == {"all": 5, "unnamed": 5, "changed": 3, "varying": varying}
 
 
+def test_runs_that_were_trained_again_are_counted_by_the_weights_that_they_gave(tmp_path):
+    """A start that continues another, or did not end, is no training of its own."""
+    store = Store(tmp_path, "mini")
+    curve = [("per_token_loss", synthetic.loss_rows(np.ones(256), np.ones((2, 16))))]
+    trainings = [["a"], ["a", "a"], ["a", "a@H200"], ["a", "b@H200"], ["a", "b"], ["a", "b+"], ["a", ""]]
+    for seed in range(len(trainings)):
+        store.add(MAIN, "fox_pro", curve, seed=seed)
+    for record, weights in zip(store.study(MAIN).runs.values(), trainings, strict=True):
+        starts = [
+            {**record["starts"][0], "date": str(index), "first_step": 5 * each.endswith("+"),
+             "device": each.partition("@")[2] or "H100", "end": {"weights": each[:1]} if each else None}
+            for index, each in enumerate(weights)
+        ]  # fmt: skip
+        record_run(tmp_path, {**record, "starts": starts})
+    assert Facts(tmp_path).repeated("mini") == {"all": 4, "same": 2, "anywhere": 1, "one_place": 1}
+    assert Facts(tmp_path).repeated("tiny") == {"all": 0, "same": 0, "anywhere": 0, "one_place": 0}
+
+
 def test_lines_by_seed_that_are_missing_are_counted_by_artefact(tmp_path):
     """A model that the figure does not declare counts, too; more seeds of one line do not stand in for another's."""
     store = Store(tmp_path, "mini")
