@@ -217,7 +217,7 @@ def summary(study: Study) -> Table:
     columns = [
         Column("bytes", "remains (MiB)", 2),
         Column("share", "of the Transformer's (%)", 1),
-        Column("loss", "loss (nats)", 4, "lower"),
+        Column("loss", "loss (nats)", 4),
         Column("change", "change of the loss", 7, style="signed"),
         Column("log_dropped", "log of the most that a query loses", 1),
     ]
