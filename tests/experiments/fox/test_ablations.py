@@ -146,6 +146,21 @@ def test_c26_fails_if_one_constant_gate_is_better_and_c26b_if_a_fixed_one_beats_
     assert dependent.status is learned.status is Status.HOLDS, "at least as good"
 
 
+def test_findings_of_gates_say_what_is_told_apart(tmp_path):
+    fixed, learned = Gate("fixed", 2048), Gate("bias_only", 2048)
+    losses = losses_of({("fox_pro", fixed): 2.045, ("fox_llama", learned): 2.2})
+    told = fig7_gate_types.findings(gate_study(tmp_path / "all", losses, documents=32, noise=1e-3))
+    llama, pro, constants = told
+    closest = "constant gates are worse than the data-dependent one; closest is"
+    assert llama.startswith(f"LLaMA block: 5 of 6 {closest} data-independent, T_max 2048, with ")
+    assert pro.startswith(f"Pro block: 6 of 6 {closest} fixed, T_max 2048, with +0.04")
+    assert constants == "Of 6 learned constants 5 are better than the fixed one with the same T_max, 1 worse."
+    alone = {("fox_pro", fixed): 2.05, ("fox_pro", learned): 2.05, ("fox_llama", DATA_DEPENDENT): 2.2}
+    assert fig7_gate_types.findings(gate_study(tmp_path / "alone", alone, documents=32, noise=1e-3)) == [
+        "Of 1 learned constants 0 are better than the fixed one with the same T_max, 0 worse."
+    ]
+
+
 def test_the_look_into_c26b_sets_what_is_missed_beside_the_seeds(tmp_path):
     learned, fixed = ("fox_pro", Gate("bias_only", 256)), ("fox_pro", Gate("fixed", 256))
 
