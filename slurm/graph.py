@@ -78,10 +78,10 @@ def for_training(run: Run, cluster: Cluster) -> Resources:
             gpus *= 2
         nodes, tasks = math.ceil(gpus / cluster.gpus_per_node), gpus
         hours = max(MIN_HOURS, total / gpus + START_HOURS)
-    batch = run.spec.train.batch_size
-    if batch % tasks:
+    train = run.spec.train
+    if (count := train.num_pieces) % tasks:
         name = "train.gpus" if gpus else "train.tasks"
-        raise ValueError(f"{name} {tasks}: a step of {run.spec.name} has {batch} sequences; choose a divisor of {batch}.")
+        raise ValueError(f"{name} {tasks}: a step of {run.spec.name} has {count} {train.pieces}; choose a divisor of {count}.")
     return Resources(nodes, tasks // nodes, gpus // nodes, _minutes(hours, "train", cluster), estimate)
 
 

@@ -60,6 +60,16 @@ class TrainSpec:
         return self.piece_len or self.seq_len
 
     @property
+    def num_pieces(self) -> int:
+        """Pieces per step, each of which is read by one process."""
+        return self.batch_tokens // self.piece
+
+    @property
+    def pieces(self) -> str:
+        """Name of the pieces, for messages."""
+        return "sequences" if self.piece == self.seq_len else f"pieces of text of {self.piece} tokens"
+
+    @property
     def num_steps(self) -> int:
         return self.train_tokens // self.batch_tokens
 
@@ -188,11 +198,11 @@ def check_capability(spec: RunSpec, capability: tuple[int, int]) -> None:
 
 def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:
     """Return the sequences per forward pass. Raises ValueError if the batch does not divide evenly."""
-    size = spec.batch_size
+    size = spec.num_pieces
     if size % world_size:
-        reason = f"a step has {size} sequences, which do not divide among {world_size} processes"
+        reason = f"a step has {size} {spec.pieces}, which do not divide among {world_size} processes"
         raise ValueError(f"{reason}; use a number of processes that divides {size}")
-    share = size // world_size
+    share = spec.batch_size // world_size
     if micro_batch_tokens is None:
         return share
     if micro_batch_tokens % spec.seq_len or share % (micro_batch_tokens // spec.seq_len):

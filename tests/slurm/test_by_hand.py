@@ -30,7 +30,7 @@ def job(key: str, minutes: int, makes: tuple[str, ...] = ("a", "b"), memory: flo
 ])  # fmt: skip
 def test_gpus_are_doubled_until_a_training_fits(estimate, gpus, minutes, monkeypatch):
     monkeypatch.setattr(graph, "train_gpu_hours", lambda run, cluster: estimate)
-    run = SimpleNamespace(spec=SimpleNamespace(name="fox", train=SimpleNamespace(batch_size=32)))
+    run = SimpleNamespace(spec=SimpleNamespace(name="fox", train=SimpleNamespace(num_pieces=32)))
     found = graph.for_training(run, NODE)
     assert (found.gpus, found.tasks, found.nodes, found.minutes, found.gpu_hours) == (gpus, gpus, 1, minutes, estimate)
     given = graph.for_training(run, replace(NODE, train=TrainSettings(gpus=8)))

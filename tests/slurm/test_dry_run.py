@@ -143,6 +143,9 @@ def test_gpus_follow_the_estimate_and_hours_are_capped(tmp_path, cluster):
     assert (many.nodes, many.tasks_per_node, many.gpus) == (4, 8, 32)
     with pytest.raises(ValueError, match=r"train.gpus 64: a step of fox_pro has 32 sequences"):
         graph.for_training(big, replace(cluster, train=replace(cluster.train, gpus=64)))
+    short = replace(big.spec, train=replace(big.spec.train, seq_len=4096, piece_len=16384))
+    with pytest.raises(ValueError, match=r"fox_pro has 32 pieces of text of 16384 tokens; choose a divisor of 32"):
+        graph.for_training(replace(big, spec=short), replace(cluster, train=replace(cluster.train, gpus=64)))
 
 
 def test_short_trainings_do_not_ask_for_the_time_of_long_ones(tmp_path, cluster):

@@ -88,6 +88,13 @@ def test_sequences_that_do_not_divide_are_refused(world, tokens, words):
         micro_batch_size(SPEC, world, tokens)
 
 
+def test_a_piece_of_text_is_never_shared_by_processes():
+    cut = replace(SPEC, piece_len=2 * SPEC.seq_len)
+    assert [micro_batch_size(cut, world, None) for world in (1, 2, 4)] == [8, 4, 2] and cut.num_pieces == 4
+    with pytest.raises(ValueError, match="a step has 4 pieces of text of 8 tokens, which do not divide among 8 processes"):
+        micro_batch_size(cut, 8, None)
+
+
 @pytest.mark.parametrize(("device", "precision", "kind", "refused"), [
     ("cuda:0", "fp32", "delta_net", True), ("cuda", "bf16", "delta_net", False), ("cpu", "fp32", "delta_net", False),
     ("cuda", "fp32", "mamba2", False), ("cuda", "fp32", "path_fox", True), ("cuda", "bf16", "path_fox", False),
