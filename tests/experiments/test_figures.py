@@ -222,6 +222,23 @@ def test_rows_of_two_layouts_of_recall_do_not_meet(tmp_path):
     assert set(mqar.shares(some).index.get_level_values("model")) == {"mamba2"}
 
 
+def test_recall_says_which_models_start_from_larger_weights(tmp_path):
+    """Unless all of them do, or none."""
+
+    def told(**starts: float | None) -> str:
+        store, rows = synthetic.Store(tmp_path / "-".join(starts)), {"num_queries": 16, "num_correct": 8, "num_stale": 0}
+        task = {"recall": {"num_symbols": 16, "pairs_first": True}}
+        for model, start in starts.items():
+            spec = {"kind": model} | ({"initializer_range": start} if start else {})
+            own, axes = [("recall", pd.DataFrame({"sequence": [0, 1], **rows}))], {"num_keys": 16}
+            store.add("mqar", "16 keys", own, model=model, spec=spec, name=model, data=task, axes=axes)
+        return mqar.summary(store.study("mqar")).note
+
+    note = " Initial weights have a standard deviation of 0.1 in FoX (Pro), in others as on text. One seed."
+    assert told(fox_pro=0.1, path_fox=None).endswith(note)
+    assert "weights" not in told(fox_pro=0.1, alibi=0.1) + told(mamba2=None, hgrn2=None)
+
+
 def test_recall_by_learning_rate_is_of_one_model_and_number_of_keys(tmp_path):
     store = synthetic.Store(tmp_path)
     told = {("fox_pro", 16, 1e-3): 4, ("fox_pro", 16, 4e-3): 12, ("fox_pro", 32, 1e-3): 24, ("mamba2", 16, 1e-3): 16}
