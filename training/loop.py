@@ -91,7 +91,7 @@ def _train(
     sampler, load = batches_of(spec, corpus, world)
     model = build_model(spec.model)
     stepper = build_stepper(model, train, execution, world)
-    meter = Meter(model, stepper, execution.compile)
+    meter = Meter(model, stepper, execution.compiles)
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     state = {**weights, **named_state(model, stepper.optimizer), **stepper.guard.state()}
     how = (execution.keep_checkpoints, execution.async_checkpoint, execution.checkpoint_minutes)

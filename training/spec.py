@@ -135,8 +135,9 @@ class Execution:
     parallel: Parallel = "ddp"
     """With several processes: replicate the model (ddp), or shard parameters, gradients and optimiser state over all
     processes (fsdp) or within each node (hsdp)."""
-    compile: bool = False
-    """torch.compile the layers (CUDA)."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """torch.compile the layers. auto: on CUDA, if the scale says so and the model gains by it; not with
+    --activation-checkpointing."""
     deterministic: bool = True
     """Bitwise equal results from run to run on a GPU: no autotuning, and operations that cannot repeat raise an error. 2, 4,
     8, ... processes (ddp, fp32 sums, equal micro-batches) have the bits of one; other numbers, fsdp and hsdp have others."""
@@ -157,6 +158,11 @@ class Execution:
     spike_factor: Annotated[float, Field(gt=1)] | None = None
     """Also count a gradient norm above this multiple of its running mean as a bad step; None disables the check."""
 
+    @property
+    def compiles(self) -> bool:
+        """True if layers are compiled; "auto" is decided by `fitted`."""
+        return self.compile == "yes"
+
 
 def fitted(
     execution: Execution,
@@ -174,8 +180,8 @@ def fitted(
     if execution.micro_batch_tokens is None and micro_batch_tokens is not None:
         share = max(train.batch_tokens // processes, train.seq_len)
         execution = replace(execution, micro_batch_tokens=min(max(micro_batch_tokens, train.seq_len), share))
-    if compile and device.startswith("cuda") and not execution.activation_checkpointing:
-        execution = replace(execution, compile=model is not None and model.compiles)
+    if compile and execution.compile == "auto" and device.startswith("cuda") and not execution.activation_checkpointing:
+        execution = replace(execution, compile="yes" if model is not None and model.compiles else "auto")
     if model is not None and not model.repeats and device.startswith("cuda"):
         execution = replace(execution, deterministic=False)
     return execution

@@ -113,16 +113,16 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
     its optimiser. Raises ValueError if the micro-batches do not divide the step."""
     micro_batch = micro_batch_size(spec, world.size, execution.micro_batch_tokens)
     if execution.deterministic:
-        repeat_bits(execution.compile)
+        repeat_bits(execution.compiles)
     look(world)  # starts cuBLAS, so after repeat_bits; before the model takes memory
     if execution.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     model.to(world.device).train()
     token_loss = TokenLoss(model)
     layers: list[nn.Module] = []  # residual blocks, the units of sharding and of compilation
-    if execution.compile or world.size > 1:  # other people's models may name them differently
+    if execution.compiles or world.size > 1:  # other people's models may name them differently
         layers = list(model.base_model.get_submodule("layers").children())  # type: ignore[union-attr]
-    if execution.compile:
+    if execution.compiles:
         for layer in layers:
             layer.compile()
     ordered = execution.deterministic and (world.size == 1 or execution.parallel == "ddp")

@@ -121,7 +121,7 @@ FOX = ForgettingTransformerSpec(vocab_size=16, hidden_size=32, num_layers=2, num
 
 @pytest.mark.parametrize(("execution", "size", "did"), [
     (dict(), 1, ["bits False", "look"]), (dict(deterministic=False), 1, ["look"]),
-    (dict(compile=True), 1, ["bits True", "look", "compile", "compile"]),
+    (dict(compile="yes"), 1, ["bits True", "look", "compile", "compile"]),
     (dict(activation_checkpointing=True), 1, ["bits False", "look", "recompute"]),
     (dict(parallel="hsdp"), 2, ["bits False", "look", "hsdp 2 bf16 False"]),
     (dict(), 2, ["bits False", "look", "ddp 2 bf16 True"]),
@@ -262,7 +262,7 @@ def test_how_a_command_ends(monkeypatch, capsys, raised, code, said):
 
 
 def test_options_become_the_words_that_make_them():
-    how = Execution(device="cpu", micro_batch_tokens=64, compile=True, deterministic=False, max_hours=1.5, on_bad_step="skip")
+    how = Execution(device="cpu", micro_batch_tokens=64, compile="yes", deterministic=False, max_hours=1.5, on_bad_step="skip")
     words = command_line.arguments_of(how)
     assert words == [
         "--device",
@@ -270,6 +270,7 @@ def test_options_become_the_words_that_make_them():
         "--micro-batch-tokens",
         "64",
         "--compile",
+        "yes",
         "--no-deterministic",
         "--max-hours",
         "1.5",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -55,7 +56,7 @@ def model_125m(name: str = "fox_pro", vocab_size: int = 2049) -> torch.nn.Module
     return build_model(model_spec(name, SCALES["125m-2.7b"], vocab_size)).cuda()
 
 
-def curve(model: torch.nn.Module, precision: str, tokens: torch.Tensor, **options: bool) -> torch.Tensor:
+def curve(model: torch.nn.Module, precision: str, tokens: torch.Tensor, **options: Any) -> torch.Tensor:
     spec = TrainSpec(
         seq_len=SEQ_LEN, batch_tokens=BATCH * SEQ_LEN, train_tokens=BATCH * SEQ_LEN * STEPS, warmup_tokens=0, peak_lr=1e-3,
         precision=precision,
@@ -69,7 +70,7 @@ def curve(model: torch.nn.Module, precision: str, tokens: torch.Tensor, **option
 def test_fast_step_follows_a_plain_fp32_one(monkeypatch):
     """bf16, Triton attention, compiled layers and chunked loss against fp32, quadratic attention and whole logits."""
     tokens = batches(2049)
-    fast = curve(model_125m(), "bf16", tokens, compile=True)
+    fast = curve(model_125m(), "bf16", tokens, compile="yes")
     eager = curve(model_125m(), "bf16", tokens)
 
     monkeypatch.setattr(fox, "forgetting_attention", functools.partial(forgetting_attention, backend="chunked"))
@@ -112,7 +113,8 @@ import sys
 import torch
 from tests.training.test_gpu import batches, curve, model_125m
 model = model_125m(sys.argv[1])
-print(curve(model, "bf16", batches(2049)[:8], compile=sys.argv[1].startswith("fox")).double().numpy().tobytes().hex())
+losses = curve(model, "bf16", batches(2049)[:8], compile="yes" if sys.argv[1].startswith("fox") else "no")
+print(losses.double().numpy().tobytes().hex())
 print(sum(p.double().abs().sum() for p in model.parameters()).item().hex())
 """
 
@@ -140,7 +142,7 @@ with join_world("cuda", 5) as world:
     batch = 8 * SEQ_LEN
     spec = TrainSpec(seq_len=SEQ_LEN, batch_tokens=batch, train_tokens=6 * batch, warmup_tokens=0, peak_lr=1e-3)
     model = model_125m(sys.argv[1])
-    execution = Execution(micro_batch_tokens=SEQ_LEN, compile=sys.argv[1].startswith("fox"))
+    execution = Execution(micro_batch_tokens=SEQ_LEN, compile="yes" if sys.argv[1].startswith("fox") else "no")
     stepper = build_stepper(model, spec, execution, world)
     lines = []
     for tokens in batches(2049)[:12].view(6, 8, SEQ_LEN + 1).chunk(world.size, 1)[world.rank]:

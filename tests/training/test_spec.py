@@ -102,6 +102,8 @@ def test_the_papers_table_of_configurations():
         ("cuda:1", {}, 4, 1024, True),  # no more than a process's share of a step
         ("cuda", {"micro_batch_tokens": 512}, 1, 512, True),
         ("cuda", {"activation_checkpointing": True}, 1, 2048, False),
+        ("cuda", {"activation_checkpointing": True, "compile": "yes"}, 1, 2048, True),
+        ("cuda", {"compile": "no"}, 1, 2048, False),
         ("cpu", {}, 1, 2048, False),
     ],
 )
@@ -110,9 +112,9 @@ def test_what_a_run_leaves_open_is_as_its_scale_has_it(device, asked, processes,
     sizes = dict(vocab_size=64, hidden_size=64, num_layers=2)
     how = dict(micro_batch_tokens=2048, compile=True, processes=processes)
     execution = fitted(Execution(**asked), ForgettingTransformerSpec(**sizes, num_heads=2), train, device, **how)
-    assert (execution.micro_batch_tokens, execution.compile) == (micro_batch_tokens, compiled)
-    assert not fitted(Execution(), Mamba2Spec(**sizes), train, device, **how).compile
-    assert not fitted(Execution(), None, train, device, **how).compile
+    assert (execution.micro_batch_tokens, execution.compiles) == (micro_batch_tokens, compiled)
+    assert not fitted(Execution(), Mamba2Spec(**sizes), train, device, **how).compiles
+    assert not fitted(Execution(), None, train, device, **how).compiles
 
 
 @pytest.mark.parametrize(("device", "repeats"), [("cpu", True), ("cuda", False), ("cuda:1", False)])
