@@ -46,10 +46,12 @@ _linear_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def _has_linear_head(model: Any) -> bool:
-    """Tell whether logits = hidden @ W.T exactly: true of the models here, unless their head has an adapter or a hook; others
-    are tested once, on four tokens."""
-    if getattr(model, "has_linear_head", False):
-        return is_plain(model.get_output_embeddings())
+    """Tell whether logits = hidden @ W.T exactly: not if the head has an adapter or a hook, which may come at any time. Else it
+    is true of the models here, and others are tested once, on four tokens."""
+    if not is_plain(model.get_output_embeddings()):
+        return False
+    if getattr(type(model), "has_linear_head", False):  # not of what a wrapper such as PEFT's holds
+        return True
     if model not in _linear_heads:
         _linear_heads[model] = _probe_head(model)
     return _linear_heads[model]

@@ -60,6 +60,22 @@ def test_any_causal_language_model_gets_its_own_losses(name, linear, tokens):
     assert loss_module._probe_head(model.train()) is linear and model.training, "asked without dropout, and then as it was"
 
 
+@pytest.mark.parametrize("attach", ["adapter", "hook"])
+def test_what_a_head_gets_later_counts(attach, tokens):
+    """A model of somebody else's is tested once; then its head gets an adapter or a hook."""
+    model = hugging_face_model("llama").eval()
+    token_losses(model, tokens[:, :-1], tokens[:, 1:])
+    if attach == "adapter":
+        from peft import LoraConfig, get_peft_model
+
+        get_peft_model(model, LoraConfig(target_modules=["lm_head"], init_lora_weights=False)).eval()
+    else:
+        model.lm_head.register_forward_hook(lambda head, given, logits: 2 * logits)
+    losses = token_losses(model, tokens[:, :-1], tokens[:, 1:])
+    expected = F.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    torch.testing.assert_close(losses.flatten(), expected)
+
+
 def test_a_distributed_wrapper_gets_every_gradient(model, tokens, tmp_path):
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
