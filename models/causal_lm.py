@@ -85,10 +85,18 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool = False,
         logits_to_keep: int | Tensor = 0,
-        return_dict: bool = True,
+        return_dict: bool | None = None,
+        inputs_embeds: None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
     ) -> CausalLMOutputWithPast | tuple:
         """Return logits (B, T, V), or of the last `logits_to_keep` positions only. `labels` follow Hugging Face's convention:
-        the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token losses)."""
+        the model shifts them by one and returns the mean loss (`models.loss` gives unshifted, per-token losses). The last
+        three arguments are there for wrappers such as PEFT's, which pass them without a value; others are refused."""
+        _refuse_outputs(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        if inputs_embeds is not None:
+            raise ValueError("inputs_embeds: models here read tokens; give input_ids (prompt and prefix tuning do not apply)")
+        return_dict = self.config.return_dict if return_dict is None else return_dict
         cache = past_key_values
         if cache is not None and not isinstance(cache, DecodingCache):
             raise ValueError(f"past_key_values is a {type(cache).__name__}; give a DecodingCache or use_cache=True")
@@ -132,8 +140,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         """Return only the tokens that the cache has not seen, the last `next_sequence_length`, and the mask of all. If
         `generate` does not pass their number, `input_ids` are only these tokens, or with `use_cache=False` the whole text.
         `generate(prefill_chunk_size=...)` needs `past_key_values=DecodingCache()`."""
-        if lacking := [name for name in ("output_attentions", "output_hidden_states") if unused.get(name)]:
-            raise ValueError(f"{lacking[0]}=True: models here return none; leave it out, or hook the layers")
+        _refuse_outputs(**{name: unused.get(name) for name in ("output_attentions", "output_hidden_states")})
         cached, given = 0 if past_key_values is None else past_key_values.get_seq_length(), input_ids.shape[1]
         if next_sequence_length is None:
             next_sequence_length = given if use_cache else given - cached
@@ -146,6 +153,11 @@ class CausalLM(PreTrainedModel, GenerationMixin):
             refuse_padding_after_tokens(attention_mask)
         inputs = dict(input_ids=input_ids[:, -next_sequence_length:], attention_mask=attention_mask, use_cache=use_cache)
         return dict(inputs, past_key_values=past_key_values, logits_to_keep=logits_to_keep or 0)
+
+
+def _refuse_outputs(**asked: bool | None) -> None:
+    if lacking := [name for name, value in asked.items() if value]:
+        raise ValueError(f"{lacking[0]}=True: models here return none; leave it out, or hook the layers")
 
 
 AutoConfig.register(CausalLMConfig.model_type, CausalLMConfig, exist_ok=True)

@@ -317,6 +317,38 @@ def linears(model) -> dict[str, torch.nn.Linear]:
     return {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
 
 
+@pytest.mark.parametrize("key", ["fox_pro"])
+def test_pefts_wrapper_is_a_model_too(model, tokens):
+    """It passes inputs_embeds, output_attentions, output_hidden_states and return_dict without a value."""
+    from peft import LoraConfig, get_peft_model
+
+    given = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "fgate_proj", "linear"], init_lora_weights=False)
+    wrapped = get_peft_model(model, given).eval()
+    found = wrapped(input_ids=tokens, labels=tokens)
+    expected = torch.nn.functional.cross_entropy(found.logits.mT, tokens, reduction="none")
+    torch.testing.assert_close(token_losses(wrapped, tokens, tokens), expected)
+    found.loss.backward()
+    assert all(p.grad is not None for p in wrapped.parameters() if p.requires_grad)
+    texts = wrapped.generate(input_ids=tokens[:, :5], max_new_tokens=3, do_sample=False)
+    assert torch.equal(texts[:, 5], wrapped(input_ids=tokens[:, :5]).logits[:, -1].argmax(-1)) and texts.shape[1] == 8
+
+
+@pytest.mark.parametrize("key", ["fox_pro"])
+@pytest.mark.parametrize("name", ["inputs_embeds", "output_attentions", "output_hidden_states"])
+def test_what_a_model_neither_reads_nor_returns_is_refused(model, tokens, name):
+    value = model.get_input_embeddings()(tokens) if name == "inputs_embeds" else True
+    with pytest.raises(ValueError, match=f"^{name}.*: models here"):
+        model(tokens, **{name: value})
+
+
+@pytest.mark.parametrize("key", ["fox_pro"])
+def test_a_tuple_is_returned_where_it_is_asked_for(model, tokens):
+    """By the call, or else by the configuration."""
+    for given, configured, kind in ((None, True, dict), (False, True, tuple), (None, False, tuple), (True, False, dict)):
+        model.config.return_dict = configured
+        assert isinstance(model(tokens, return_dict=given), kind)
+
+
 def test_adapters_and_hooks_are_heeded(model, key, tokens):
     """On every linear map, in logits and losses; an output projection that fla does not call refuses both."""
     merged, called = deepcopy(model), set[str]()
