@@ -33,8 +33,9 @@ def sum_log_gates(log_fgate: Tensor, before: Tensor | None = None) -> Tensor:
 
 
 def gates_of_sums(gate_sum: Tensor) -> Tensor:
-    """Return the log gates (B, T, H), as float32, with these running sums; 0 for the first, which decays no key."""
-    return gate_sum.diff(dim=1, prepend=gate_sum[:, :1]).float()
+    """Return the log gates (B, T, H), as float32, with these running sums; 0 for the first, which decays no key. A sum may
+    exceed the one before by its rounding error if the gate is open: that gate is 0, as no log gate is positive."""
+    return gate_sum.diff(dim=1, prepend=gate_sum[:, :1]).clamp(max=0.0).float()
 
 
 def forgetting_attention_cached(

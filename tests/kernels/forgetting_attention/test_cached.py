@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.forgetting_attention import forgetting_attention_cached, forgetting_attention_listed, gates_of_sums, sum_log_gates
+from kernels.forgetting_attention import (
+    forgetting_attention,
+    forgetting_attention_cached,
+    forgetting_attention_listed,
+    gates_of_sums,
+    sum_log_gates,
+)
 from tests.kernels.forgetting_attention.oracle import attend, cumulative, log_gates, make_case
 
 LIMITS = (
@@ -177,6 +183,15 @@ def test_sums_go_on_and_give_the_gates_back(kind: str) -> None:
     back = gates_of_sums(whole)
     assert back.dtype == torch.float32 and not back[:, 0].any()
     torch.testing.assert_close(back[:, 1:], gates[:, 1:].clamp(min=-4000), atol=1e-9, rtol=1e-6)
+
+
+def test_a_sum_above_the_one_before_is_an_open_gate() -> None:
+    """Sums are added tile by tile, so that after an open gate one may exceed the sum before it by its last digit."""
+    sums = torch.tensor([-1000.0, -1000.0 + 2.0**-43, -1000.5], dtype=torch.float64).view(1, 3, 1)
+    assert sums[0, 1] > sums[0, 0]
+    gates = gates_of_sums(sums)
+    assert gates.flatten().tolist() == [0.0, 0.0, -0.5]
+    forgetting_attention(*torch.ones(3, 1, 3, 1, 16), gates)  # takes no positive gate
 
 
 def test_digits_are_kept_far_into_a_sequence() -> None:
