@@ -71,6 +71,8 @@ def resolve_threshold(
         return threshold.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # without a finite bound nothing is pruned
     if not isinstance(threshold, Tensor):
         try:
+            if isinstance(threshold, bool):  # False would prune whatever decays at all
+                raise TypeError
             threshold = float(threshold)
         except TypeError:
             rule = "it must be None, a float, a tensor, 'auto' or 'tight'"

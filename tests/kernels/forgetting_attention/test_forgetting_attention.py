@@ -481,6 +481,8 @@ def _bad_inputs() -> list[tuple[str, dict[str, object]]]:
         (r"backend is 'cuda'", {"backend": "cuda"}),
         (r"backend 'triton' needs CUDA", {"backend": "triton"}),
         (r"adaptive_threshold is 'always'", {"adaptive_threshold": "always"}),
+        (r"adaptive_threshold is False; it must be None, a float", {"adaptive_threshold": False}),
+        (r"adaptive_threshold is True; it must be None, a float", {"adaptive_threshold": True}),
         (r"adaptive_threshold is 1.0", {"adaptive_threshold": 1.0}),
         (r"adaptive_threshold reaches 5.0", {"adaptive_threshold": torch.tensor([-1.0, 5.0])}),
         (r"adaptive_threshold reaches inf", {"adaptive_threshold": torch.full((2, 2), float("nan"))}),
