@@ -76,6 +76,12 @@ def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
     found = {ours: config[key] for ours, key in form.keys.items() if key in needed or config.get(key) is not None}
     if form.spec is DeltaNetSpec:
         found["head_dim"] = found["hidden_size"] // config["num_heads"]
+    elif form.spec is HGRN2Spec:
+        spec = HGRN2Spec(**found)
+        heads = spec.hidden_size // spec.expand_ratio
+        if config.get("num_heads") not in (None, heads):  # no tensor's shape would tell
+            given = f"num_heads is {config['num_heads']} with expand_ratio {config.get('expand_ratio')}"
+            raise ValueError(f"{given}; only hidden_size / expand_ratio, here {heads}, or null is supported")
     elif model_type == _TRANSFORMER:
         if config.get("num_kv_heads") not in (None, config["num_heads"]):
             raise ValueError(f"num_kv_heads is {config['num_kv_heads']}; only num_heads or null is supported")

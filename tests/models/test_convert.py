@@ -186,6 +186,10 @@ def test_the_published_config_is_understood():
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
         ({"num_heads": 7}, "num_heads 7"),
         ({"model_type": "hgrn2-project_fox", "use_short_conv": True}, "use_short_conv is True"),
+        (
+            {"model_type": "hgrn2-project_fox", "num_heads": 6, "expand_ratio": None},
+            "num_heads is 6 with expand_ratio None; .* 12",
+        ),
         ({"model_type": "transformer-project_fox", "num_kv_heads": 4}, "num_kv_heads is 4"),
     ],
 )
