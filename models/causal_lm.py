@@ -56,6 +56,8 @@ class CausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__(config)
+        if config.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings is True: models here have a head of their own; leave it out")
         spec = config.to_spec()
         self.model: Backbone = import_module(f"models.{spec.kind}.module").Model(spec)
         self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)

@@ -545,6 +545,16 @@ def test_another_vocabulary_is_refused_before_anything_changes(model, spec, toke
     assert torch.equal(model(tokens).logits, before) and spec_of(model) == spec
 
 
+def test_a_tied_head_is_refused(tmp_path):
+    """In a configuration of one's own, and where a folder is loaded."""
+    config = CausalLMConfig(dataclasses.asdict(SPECS["fox_pro"]), tie_word_embeddings=True)
+    with pytest.raises(ValueError, match="tie_word_embeddings is True: models here have a head of their own"):
+        AutoModelForCausalLM.from_config(config)
+    build_model(SPECS["fox_pro"]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="tie_word_embeddings is True"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, tie_word_embeddings=True)
+
+
 def test_a_configuration_says_its_sizes_by_the_names_of_others():
     config = CausalLMConfig({"vocab_size": 5, "hidden_size": 6, "num_layers": 7})
     assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (5, 6, 7)
