@@ -99,13 +99,18 @@ class DecodingCache:
 
     def begin(self, rows: int, new: int, device: torch.device, dtype: torch.dtype | None) -> None:
         """Prepare for `new` tokens in each of `rows` sequences, which layers compute in `dtype` (None: a graph has its own).
-        Raises ValueError if the number of sequences or the dtype changes, or there is no room."""
+        Raises ValueError if the number of sequences or the dtype changes, if states that stay were made in inference mode
+        and it has ended, or if there is no room."""
         if self.seq_len and rows != self.rows:
             remedy = "reorder_cache(indices) keeps or repeats rows"
             raise ValueError(f"{rows} rows of tokens after a cache of {self.rows}: give as many; {remedy}")
         if self.seq_len and dtype not in (None, self.dtype):
             remedy = "continue with the weights and the autocast that it began with"
             raise ValueError(f"new tokens in {dtype} after a cache in {self.dtype}: {remedy}")
+        if self.seq_len and self.position is not None and self.position.is_inference() > torch.is_inference_mode_enabled():
+            given = f"room={self.room}" if self.longest is None else f"longest={self.longest}"
+            remedy = "continue it in torch.inference_mode(), or begin it under torch.no_grad()"
+            raise ValueError(f"a cache with {given}, begun in inference mode, cannot be updated in place outside: {remedy}")
         self.rows = rows
         if self.seq_len == 0:
             self.seq_start, self.begun, self.dtype = None, True, dtype

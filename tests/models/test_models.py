@@ -272,6 +272,23 @@ def test_a_cache_of_inference_mode_is_continued_outside(model, tokens):
     assert torch.equal(continued, generate(model, tokens[:, :120]))
 
 
+@pytest.mark.parametrize("key", ["fox_pro"])
+@pytest.mark.parametrize("kind", ["room", "longest"])
+def test_states_that_stay_are_updated_in_the_mode_that_made_them(model, tokens, kind):
+    for begin, end, refused in ((True, False, True), (True, True, False), (False, True, False), (False, False, False)):
+        cache = DecodingCache(**{kind: 120})
+        with torch.inference_mode(begin), torch.no_grad():
+            model(tokens[:, :100], past_key_values=cache)
+        with torch.inference_mode(end), torch.no_grad():
+            if refused:
+                with pytest.raises(ValueError, match=f"cache with {kind}=120, begun in inference mode"):
+                    model(tokens[:, 100:101], past_key_values=cache)
+                assert cache.seq_len == 100
+            else:
+                model(tokens[:, 100:101], past_key_values=cache)
+                assert cache.seq_len == 101
+
+
 def test_a_given_cache_is_continued_by_new_tokens_alone(model, tokens):
     """As Hugging Face has it where a mask tells of all, one of ones too."""
     for lengths in ([20, 9, 3], [20, 20, 20]):
