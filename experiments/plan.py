@@ -201,14 +201,22 @@ def _check_names(request: Request) -> None:
 
 
 def _check_lines(request: Request, artefacts: dict[str, Artefact], recipes: dict[str, list[Recipe]]) -> None:
-    """Raise ValueError for a line that its artefact cannot draw, for a requested label that no line has, and for a model in
-    --also that no artefact can add."""
+    """Raise ValueError for a line that its artefact cannot draw, for a requested label or model that no line has, and for a
+    model in --also that no artefact can add, or that --only or --line leaves out."""
     for stem, artefact in artefacts.items():
         artefact.check(recipes[stem])
     labels = dict.fromkeys(recipe.label for found in recipes.values() for recipe in found)
+    names = {recipe.name for found in recipes.values() for recipe in found}
+    kept = {recipe.name for found in recipes.values() for recipe in found if _is_asked_for(recipe, request)}
+    for model in request.only:
+        if model not in names:
+            remedy = f"--also {model} adds it where there is a line per model"
+            raise ValueError(f"--only {model}: no line of {', '.join(artefacts)} matches; {remedy}.")
     for model in request.also:
-        if not any(recipe.name == model for found in recipes.values() for recipe in found):
+        if model not in names:
             raise ValueError(f"--also {model}: the lines of {', '.join(artefacts)} are not one per model; leave it out.")
+        if kept and model not in kept:
+            raise ValueError(f"--also {model}: --only or --line leaves it out; name it there, too, or leave out --also.")
     for asked in request.line:
         if not any(fnmatchcase(label, asked) for label in labels):
             raise ValueError(

@@ -123,11 +123,12 @@ def test_an_artefact_of_which_no_line_is_asked_for_is_named(asked, artefacts, id
     assert (said in shown.getvalue()) is bool(idle)
 
 
-@pytest.mark.parametrize(("artefacts", "flags"), [
-    (("stick_recall",), ["--data", "--tokenizer"]), (("stick_recall", "fig2_per_token_loss"), []),
+@pytest.mark.parametrize(("artefacts", "only", "flags"), [
+    (("stick_recall",), ("stick_breaking",), ["--data", "--tokenizer"]),
+    (("stick_recall", "fig2_per_token_loss"), ("fox_pro", "stick_breaking"), []),
 ])  # fmt: skip
-def test_a_text_that_nothing_reads_is_named(asked, artefacts, flags):
-    plan = make_plan(replace(asked, artefacts=artefacts, tokenizer="bytes", only=("fox_pro", "stick_breaking")))
+def test_a_text_that_nothing_reads_is_named(asked, artefacts, only, flags):
+    plan = make_plan(replace(asked, artefacts=artefacts, tokenizer="bytes", only=only))
     assert plan.unread == flags
     print_plan(plan, 0.4, Console(file=(shown := io.StringIO()), width=200))
     said = "ignored --data, --tokenizer: every run here generates its own sequences"
@@ -426,6 +427,13 @@ def test_models_besides_are_lines_where_lines_are_models(asked):
         make_plan(replace(asked, also=("nothing",)))
     with pytest.raises(ValueError, match="--also alibi: the lines of fig7_gate_types are not one per model; leave it out"):
         make_plan(replace(asked, artefacts=("fig7_gate_types",), also=("fox_pro", "alibi")))
+    for part in (dict(only=("fox_pro", "stick_breaking")), dict(line=("fox*", "stick*"))):
+        with pytest.raises(ValueError, match="--also alibi: --only or --line leaves it out; name it there, too"):
+            make_plan(replace(asked, artefacts=("fig2_per_token_loss",), also=also, **part))
+    both = make_plan(replace(asked, artefacts=("fig2_per_token_loss",), also=also, only=("fox_pro", *also)))
+    assert [run.spec.name for run in both.runs.values()] == ["fox_pro", *also]
+    with pytest.raises(ValueError, match="--only alibi: no line of fig2_per_token_loss matches; --also alibi adds it"):
+        make_plan(replace(asked, artefacts=("fig2_per_token_loss",), only=("fox_pro", "alibi")))
 
 
 def test_models_besides_recall_in_the_sizes_of_recalls_own(asked):
