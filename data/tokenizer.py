@@ -129,7 +129,8 @@ class Tokenizer:
         return Tokenizer(about["kind"], backend, about["vocab_size"], about["bos_id"])
 
     def to_hf(self) -> "CorpusTokenizer":
-        """Return the same as a Hugging Face tokeniser (BOS in front when `add_special_tokens`), to save beside a model."""
+        """Return the same as a Hugging Face tokeniser (BOS in front when `add_special_tokens`), to save beside a model. It pads
+        on the left, as `generate` needs."""
         import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
         from tokenizers import processors
 
@@ -141,7 +142,8 @@ class Tokenizer:
         )
         cls = JSONTokenizer if self.kind == "gpt2-json" else CorpusTokenizer
         special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), BOS)
-        hf = cls(tokenizer_object=backend, **special, split_special_tokens=True, clean_up_tokenization_spaces=False)
+        options = dict(split_special_tokens=True, clean_up_tokenization_spaces=False, padding_side="left")
+        hf = cls(tokenizer_object=backend, **special, **options)
         assert len(hf) == backend.get_vocab_size()
         assert hf.bos_token_id == hf.eos_token_id == self.bos_id
         return hf

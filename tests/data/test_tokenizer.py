@@ -193,6 +193,7 @@ def test_hugging_face_class_agrees_also_after_saving(tokenizer: Tokenizer, tmp_p
         batch = hf(SAMPLES, padding=True, return_tensors="np")
         assert batch.input_ids.shape == batch.attention_mask.shape
         assert hf.batch_decode(batch.input_ids, skip_special_tokens=True) == SAMPLES
+        assert (batch.attention_mask[:, -1] == 1).all(), "the models here take padding on the left alone"
         assert hf.convert_tokens_to_string(hf.tokenize("a\n é")) == "a\n é"
 
 
