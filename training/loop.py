@@ -1,5 +1,6 @@
 """Training of one run, from its spec to its exported model. Read this file from `train` downwards."""
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -43,6 +44,8 @@ def train(
     stop = StopRequest(execution.max_hours)
     with join_world(execution.device, execution.hang_minutes) as world, folder.lock() if world.is_main else nullcontext():
         if already_exported(folder, spec, world):
+            if world.is_main and not quiet:
+                print(f"{folder.path} is trained to its last step already: nothing to do", file=sys.stderr)
             return EXIT_FINISHED
         corpus = None if spec.data.recall is not None else open_corpus(corpus_dir, tokenizer, spec)
         return _train(folder, spec, corpus, execution, world, stop, quiet or not world.is_main)

@@ -336,7 +336,7 @@ def test_a_training_is_begun_as_the_command_says(monkeypatch, tmp_path, words, t
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_a_training_looks_at_its_device_and_its_export_before_its_corpus(make_run, monkeypatch, done):
+def test_a_training_looks_at_its_device_and_its_export_before_its_corpus(make_run, monkeypatch, capsys, done):
     run, did = make_run(), []
 
     @contextlib.contextmanager
@@ -360,6 +360,9 @@ def test_a_training_looks_at_its_device_and_its_export_before_its_corpus(make_ru
     looked = ["cuda", (True, "cuda"), (run.read_spec().name, (1, 0))]
     assert did == [*looked, ("join", "cuda", 7.0), run.path, *([] if done else rest)]
     assert torch.initial_seed() == run.read_spec().seed
+    assert not capsys.readouterr().err
+    loop.train(run.path, Path("c"), how)
+    assert capsys.readouterr().err == f"{run.path} is trained to its last step already: nothing to do\n" * done
 
 
 @pytest.mark.parametrize(("finished", "tokens", "first_steps", "dates"), [
