@@ -10,7 +10,7 @@ import tyro
 
 from data.corpus import Counts
 from eval.lm_eval.tasks import TABLE, TASKS
-from eval.shell.sources import UserData, checked, digest
+from eval.shell.sources import UserData, check_choice, checked, digest
 from eval.shell.spec import EvalSpec, Once, PrecisionOption, Setting
 from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec_parts import PositiveInt, strict
@@ -76,6 +76,7 @@ class Spec(EvalSpec):
 
     def bound(self, setting: Setting) -> Self:
         include = self.include
+        check_choice("--include", include, "harness", "local")
         if include == "local":
             include = stand_ins_of(setting.corpus)
         else:

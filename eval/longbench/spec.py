@@ -10,7 +10,7 @@ import pandas as pd
 from pydantic import AfterValidator
 
 from data.corpus import Counts
-from eval.shell.sources import UserData, digest
+from eval.shell.sources import UserData, check_choice, digest
 from eval.shell.spec import EvalSpec, Once, PrecisionOption, Setting
 from eval.shell.stand_ins import LONGBENCH_EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec_parts import PositiveInt, strict
@@ -74,6 +74,7 @@ class Spec(EvalSpec):
 
     def bound(self, setting: Setting) -> Self:
         dataset, folder = self.dataset, setting.sources.longbench
+        check_choice("--dataset", dataset, "hub", "local")
         if dataset == "local":
             dataset = stand_ins_of(setting.corpus)
         elif dataset == "hub" and folder is not None:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from data.corpus import Counts
 from eval.needle.wording import DEFAULT_WORDING, NAMES, Wording, words
-from eval.shell.sources import digest, fingerprint
+from eval.shell.sources import check_choice, digest, fingerprint
 from eval.shell.spec import Content, EvalSpec, Once, Precision, PrecisionOption, Setting
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
@@ -32,6 +32,7 @@ class HaystackSpec(EvalSpec):
 
     def bound(self, setting: Setting) -> Self:
         text, folder = self.text, setting.sources.haystack
+        check_choice("--text", str(text), "heldout")
         if text == "heldout":
             order = "-unsorted" if setting.sources.haystack_unsorted else ""
             text = f"heldout:{fingerprint(setting.corpus)}" if folder is None else digest(folder) + order

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -74,6 +75,12 @@ def fingerprint(corpus: DataSpec | None) -> str:
     if corpus is None:
         raise ValueError("this evaluation reads held-out text: name the folder of a prepared corpus with --corpus")
     return corpus.fingerprint
+
+
+def check_choice(option: str, value: str, *choices: str) -> None:
+    """Raise ValueError unless an option has one of its choices, or what `bound` makes of them: content by its digest."""
+    if value not in choices and not re.fullmatch(r"local[-:].+|heldout:.+|[0-9a-f]+(-unsorted)?", value):
+        raise ValueError(f"{option} {value}: choose {' or '.join(choices)}")
 
 
 def checked(what: str, wanted: str, path: Path | None, flag: str) -> Path:

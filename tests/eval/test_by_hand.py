@@ -480,6 +480,18 @@ def test_texts_of_a_needle(changes, why, tmp_path):
 CORPUS = SimpleNamespace(fingerprint="aa", vocab_size=9, document_len=64)
 
 
+@pytest.mark.parametrize(("kind", "field", "choices"), [
+    ("lm_eval", "include", "harness or local"), ("longbench", "dataset", "hub or local"), ("ruler", "text", "heldout"),
+])  # fmt: skip
+def test_what_is_neither_a_choice_nor_a_digest_is_refused_before_a_model_is_loaded(kind, field, choices):
+    setting, needed = Setting(CORPUS, UserData(), "bf16", "m"), {"lengths": (512,)} if kind == "ruler" else {}
+    for typed in ("loacl", "Hub", "held-out", "", "heldout:", "0123x"):
+        with pytest.raises(ValueError, match=rf"--{field} {typed}: choose {choices}$"):
+            KINDS[kind](**{field: typed}, **needed).bound(setting)
+    bound = KINDS[kind](**needed).bound(setting)
+    assert bound.bound(setting) == bound and getattr(replace(bound, **{field: "0123"}).bound(setting), field) == "0123"
+
+
 def test_what_a_needle_is_bound_to(tmp_path):
     """The words of the file that is named, or none of them for pass keys, and the text of the folder, sorted or as it lies."""
     own, folder = tmp_path / "w.toml", tmp_path / "texts"
