@@ -48,7 +48,8 @@ _linear_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 def _has_linear_head(model: Any) -> bool:
     """Tell whether logits = hidden @ W.T exactly: not if the head has an adapter or a hook, which may come at any time. Else it
     is true of the models here, and others are tested once, on four tokens."""
-    if not is_plain(model.get_output_embeddings()):
+    head = model.get_output_embeddings()
+    if head is None or not is_plain(head):
         return False
     if getattr(type(model), "has_linear_head", False):  # not of what a wrapper such as PEFT's holds
         return True
