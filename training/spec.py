@@ -136,8 +136,8 @@ class Execution:
     """With several processes: replicate the model (ddp), or shard parameters, gradients and optimiser state over all
     processes (fsdp) or within each node (hsdp)."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """torch.compile the layers. auto: on CUDA, if the scale says so and the model gains by it; not with
-    --activation-checkpointing."""
+    """torch.compile the layers. auto: `python -m experiments` does on CUDA, if the scale says so and the model gains by it, and
+    not with --activation-checkpointing; `python -m training` does not."""
     deterministic: bool = True
     """Bitwise equal results from run to run on a GPU: no autotuning, and operations that cannot repeat raise an error. 2, 4,
     8, ... processes (ddp, fp32 sums, equal micro-batches) have the bits of one; other numbers, fsdp and hsdp have others."""
@@ -180,8 +180,9 @@ def fitted(
     if execution.micro_batch_tokens is None and micro_batch_tokens is not None:
         share = max(train.batch_tokens // processes, train.seq_len)
         execution = replace(execution, micro_batch_tokens=min(max(micro_batch_tokens, train.seq_len), share))
-    if compile and execution.compile == "auto" and device.startswith("cuda") and not execution.activation_checkpointing:
-        execution = replace(execution, compile="yes" if model is not None and model.compiles else "auto")
+    gains = compile and model is not None and model.compiles and not execution.activation_checkpointing
+    if gains and execution.compile == "auto" and device.startswith("cuda"):
+        execution = replace(execution, compile="yes")
     if model is not None and not model.repeats and device.startswith("cuda"):
         execution = replace(execution, deterministic=False)
     return execution
