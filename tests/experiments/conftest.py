@@ -4,11 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from data.spec import DataSpec
 from experiments.request import Request
+from experiments.scales import get_scale
 from tests.synthetic import no_waiting_for_the_disk, pictures_of_a_dot, seeds_that_do_not_differ
 from tests.texts import write_texts
 
-__all__ = ["asked", "no_waiting_for_the_disk", "pictures_of_a_dot", "seeds_that_do_not_differ", "texts"]
+__all__ = ["asked", "data_at", "no_waiting_for_the_disk", "pictures_of_a_dot", "seeds_that_do_not_differ", "texts"]
+
+
+def data_at(scale: str) -> DataSpec:
+    """Return a corpus as a scale's runs read it."""
+    length = get_scale(scale).document_len
+    return DataSpec(source="text", tokenizer="bytes", vocab_size=257, bos_id=256, document_len=length, fingerprint="f")
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ from experiments.fox import (
     table_lr_grid,
 )
 from tests import synthetic
-from tests.experiments.every_picture import assert_written
 
 MODELS = ("fox_pro", "mamba2", "hgrn2", "delta_net")
 TABLE = Table(
@@ -338,7 +337,6 @@ def test_the_gates_worth_is_the_difference_of_each_pair_and_each_models_best_rat
             kinds = [("per_token_loss", synthetic.loss_rows(mean, bands))]
             store.add("gate_worth", label, kinds, model=model, name=f"{model} {label}", axes=axes)
     table = gate_worth.summary(store.study("gate_worth"))
-    assert_written([], [], table, "gate_worth", tmp_path)
     assert list(table.rows)[:3] == ["1M tokens, LR 0.001", "1M tokens, LR 0.002", "1M tokens, each at its best LR"]
     assert [row[0] for row in table.rows.values()] == pytest.approx([-0.75, 1.25, 0.25, 0.25, 0.0297], abs=0.02)
     assert [row[1] for row in table.rows.values()] == [None] * 4 + [pytest.approx(0.0326, abs=1e-3)]
@@ -373,7 +371,6 @@ def test_tight_pruning_is_set_beside_acps_own(tmp_path):
     assert list(table.rows) == ["pruned, context 512", "tightly pruned, context 512", "pruned, context 1024",
                                 "tightly pruned, context 1024"]  # fmt: skip
     assert table.rows["tightly pruned, context 512"] == pytest.approx([60.0, 3.6, 2.0, 7**-0.5, np.exp(-2.0), 30.0, 80.0])
-    assert_written([], [], table, "acp_tight", tmp_path)
     assert table.rows["pruned, context 512"][5] == pytest.approx(40.0)
     assert table.rows["tightly pruned, context 1024"][5:] == [None, None]
     assert table.note.endswith("Times on Synthetic GPU. One seed.")
@@ -421,7 +418,6 @@ def test_table_4_reads_sizes_off_the_spec_and_the_model(tmp_path):
     for model, heads in (("fox_pro", spec), ("hgrn2", {**spec, "num_heads": None, "expand_ratio": 4})):
         store.add("table4_settings", model, [("parameters", synthetic.parameter_rows(names))], spec=heads, train=train)
     table = table4_settings.summary(store.study("table4_settings"))
-    assert_written([], [], table, "table4_settings", tmp_path)
     titles = [column.key for column in table.columns]
     fox, hgrn2 = (dict(zip(titles, table.rows[model], strict=True)) for model in ("fox_pro", "hgrn2"))
     assert fox["params_millions"] == (240 + 72) / 1e6  # without the input embedding, with the head

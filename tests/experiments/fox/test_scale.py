@@ -15,7 +15,7 @@ from experiments.fox.fig6_scale import c25, c25b, panels_of
 from experiments.fox.table_lr_grid import _spikes, c31, rates_of, rates_tried
 from experiments.scales import get_scale
 from tests import synthetic
-from tests.experiments.test_every_plan import data_at
+from tests.experiments.conftest import data_at
 
 
 def add(store, stem, label, model, loss, rng, *, axes, train=None, kinds=(), noise=1e-3):

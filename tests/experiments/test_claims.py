@@ -1,4 +1,4 @@
-"""Every claim with a margin on both sides of it: rows without noise, a little inside and a little outside.
+"""Every claim with a margin, on both sides of it: rows without noise, a little inside and a little outside.
 
 Claims of Table 3 have theirs in fox/test_ablations.py. Bounds of 0 are tried, too: a little ahead and a little behind.
 """
