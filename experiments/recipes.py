@@ -52,6 +52,7 @@ class Recipe:
         scale = get_scale(self.scale)
         model = model_spec(self.name, scale, data.vocab_size, self.model)
         own = {name: getattr(scale, name) for name in ("seq_len", "batch_tokens", "train_tokens", "warmup_tokens", "precision")}
+        own |= {"order_seed": self.seed} if scale.order_varies else {}
         train = TrainSpec(**{**own, "peak_lr": scale.peak_lrs.get(self.name, scale.peak_lr), **self.train})
         return RunSpec(name=self.name, scale=self.scale, model=model, data=data, train=train, seed=self.seed)
 
@@ -170,7 +171,7 @@ _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "transformer_swa": lambda scale, changes: {**_attention(scale, changes), "window_size": scale.window_size},
     "samba": _samba,
     "mamba2": lambda scale, _: dict(num_layers=2 * scale.num_layers),
-    "hgrn2": lambda scale, _: dict(expand_ratio=scale.linear_head_dim),
+    "hgrn2": lambda scale, _: dict(expand_ratio=scale.linear_head_dim, output_norm_eps=scale.hgrn2_norm_eps),
     "delta_net": lambda scale, _: dict(head_dim=scale.linear_head_dim),
     **dict.fromkeys(("gated_delta_net", "gated_linear_attention"), _half_keys),
     "fox_hybrid": _fox_hybrid,

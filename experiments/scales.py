@@ -41,7 +41,9 @@ class NeedleGrid:
 class Scale:
     """Sizes and budget shared by all models of one setting; lengths in tokens. `peak_lrs`: for models that override `peak_lr`.
     `stand_ins`: evaluate tasks made from held-out text instead of the public benchmarks. `window_size`: for sliding-window
-    attention. `short_documents`: train on packed short documents (Table 7)."""
+    attention. `short_documents`: train on packed short documents (Table 7). `hgrn2_norm_eps`: eps of HGRN2's output norm, None:
+    that of its other norms, as in the authors' code; 1e-5 where runs had fla's. `order_varies`: each seed has its own order of
+    the text."""
 
     name: str
     about: str
@@ -70,6 +72,8 @@ class Scale:
     peak_lrs: dict[str, float] = field(default_factory=dict)
     short_documents: bool = False
     window_size: int = 2048
+    hgrn2_norm_eps: float | None = None
+    order_varies: bool = False
 
 
 def _paper(name: str, about: str, hidden_size: int, num_layers: int, transformer_head_dim: int, train_tokens: int,
@@ -97,6 +101,7 @@ TINY = Scale(
     hidden_size=128, num_layers=2, fox_head_dim=32, transformer_head_dim=64, window_size=32,
     mlp_widths={"pro": 300, "llama": 344, "mamba": 258}, seq_len=256, document_len=1024, batch_tokens=1024,
     train_tokens=1024 * 1000, warmup_tokens=1024 * 100, peak_lr=4e-3, precision="fp32", stand_ins=True, prompt_tokens=242,
+    hgrn2_norm_eps=1e-5,
     needle=NeedleGrid((304, 416, 528, 640, 752), (0.0, 25.0, 50.0, 75.0, 100.0), 136, 24, choice_samples=2,
                       recall_lengths=(240, 256, 384, 512, 768), recall_reserve=80),
 )  # fmt: skip
@@ -116,6 +121,7 @@ MINI = Scale(
     hidden_size=512, num_layers=12, fox_head_dim=64, transformer_head_dim=64, window_size=512,
     seq_len=4096, document_len=16384, batch_tokens=2**17, train_tokens=2**17 * 1280, warmup_tokens=2**17 * 80, peak_lr=2e-3,
     peak_lrs={"mamba2": 4e-3, "delta_net": 4e-3}, micro_batch_tokens=2**16, compile=True, stand_ins=True, prompt_tokens=3840,
+    hgrn2_norm_eps=1e-5,
     needle=NeedleGrid((512, 1024, 2048, 3072, 4096, 6144, 8192), (0.0, 20.0, 40.0, 60.0, 80.0, 100.0), 200, 32,
                       choice_samples=64),
 )  # fmt: skip

@@ -77,6 +77,7 @@ def spec_from_authors(config: dict[str, Any]) -> ModelSpec:
     if form.spec is DeltaNetSpec:
         found["head_dim"] = found["hidden_size"] // config["num_heads"]
     elif form.spec is HGRN2Spec:
+        found["output_norm_eps"] = None
         spec = HGRN2Spec(**found)
         heads = spec.hidden_size // spec.expand_ratio
         if config.get("num_heads") not in (None, heads):  # no tensor's shape would tell

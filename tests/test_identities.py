@@ -49,7 +49,7 @@ MODEL_CHANGES = [
     (FIXED, dict(decay_time_min=3.0, decay_time_max=9.0, forget_gate="bias_only")),
     (PRUNED, dict(prune_tightly=True, prune_log_tolerance=-9.0)),
     (Mamba2Spec(**SIZES), WIDTH | dict(head_dim=32, ssm_state_size=64, expand=3, conv_size=3)),
-    (HGRN2Spec(**SIZES, expand_ratio=32), WIDTH | MLP | dict(expand_ratio=64, use_lower_bound=True)),
+    (HGRN2Spec(**SIZES, expand_ratio=32), WIDTH | MLP | dict(expand_ratio=64, use_lower_bound=True, output_norm_eps=None)),
     (DeltaNetSpec(**SIZES, head_dim=32), WIDTH | MLP | dict(head_dim=64, conv_size=3)),
     (SambaSpec(**SIZES, num_heads=2), WIDTH | MLP | dict(num_heads=4, window_size=8, rope_base=1e4, mamba_mlp_ratio=2.0,
                                                         mamba_mlp_width=64, ssm_state_size=8, expand=3, conv_size=3)),
@@ -60,7 +60,7 @@ TRAIN = TrainSpec(seq_len=64, batch_tokens=128, train_tokens=1280, warmup_tokens
 RUN = RunSpec(name="fox_llama", scale="tiny", model=FOX, data=DATA, train=TRAIN)
 TRAIN_CHANGES = dict(
     seq_len=32, batch_tokens=256, train_tokens=2560, warmup_tokens=256, peak_lr=2e-3, weight_decay=0.2, beta1=0.8, beta2=0.9,
-    adam_eps=1e-6, grad_clip=2.0, precision="fp32", grad_reduce="bf16", piece_len=128,
+    adam_eps=1e-6, grad_clip=2.0, precision="fp32", grad_reduce="bf16", piece_len=128, order_seed=1,
 )  # fmt: skip
 DATA_CHANGES = dict(
     source="packages", tokenizer="bpe-64", vocab_size=63, bos_id=62, document_len=512, fingerprint="ab", recall=TASK

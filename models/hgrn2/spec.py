@@ -2,16 +2,19 @@
 
 from typing import Literal
 
-from models.spec_parts import PositiveInt, WithMLP, strict
+from models.spec_parts import PositiveFloat, PositiveInt, WithMLP, strict
 
 
 @strict
 class HGRN2Spec(WithMLP):
-    """HGRN2 with hidden_size / expand_ratio heads. `use_lower_bound`: pass the mixer its layer's lower bound."""
+    """HGRN2 with hidden_size / expand_ratio heads. `use_lower_bound`: pass the mixer its layer's lower bound.
+    `output_norm_eps`: eps of the norm behind the recurrence; None: `norm_eps`, as in the authors' models. The default
+    is what fla 0.6.0 has whatever the spec says, with which the first runs were trained."""
 
     kind: Literal["hgrn2"] = "hgrn2"
     expand_ratio: PositiveInt = 128
     use_lower_bound: bool = False
+    output_norm_eps: PositiveFloat | None = 1e-5
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.expand_ratio:

@@ -41,7 +41,7 @@ SPECS: dict[str, ModelSpec] = {
     "fox_llama": ForgettingTransformerSpec(**COMMON, num_heads=2, mlp_width=128),
     "transformer_llama": ForgettingTransformerSpec(**COMMON, **SOFTMAX, num_heads=2, mlp_width=128),
     "mamba2": Mamba2Spec(**COMMON, head_dim=32, ssm_state_size=16),
-    "hgrn2": HGRN2Spec(**COMMON, expand_ratio=32, mlp_width=128),
+    "hgrn2": HGRN2Spec(**COMMON, expand_ratio=32, mlp_width=128, output_norm_eps=None),
     "delta_net": DeltaNetSpec(**COMMON, head_dim=32, mlp_width=128),
     "gated_delta_net": GatedDeltaNetSpec(**COMMON, head_dim=16, mlp_width=128),
     "gated_linear_attention": GatedLinearAttentionSpec(**COMMON, head_dim=32, mlp_width=128),

@@ -2,11 +2,15 @@
 
 import dataclasses
 import math
+from inspect import signature
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
+from experiments.recipes import NAMES, model_spec
+from experiments.scales import get_scale
 from kernels import selective_scan
 from kernels.fla_cpu import recurrences
 from models.build import build_model
@@ -41,13 +45,16 @@ def test_mamba2_equals_its_definition(specs):
     assert (actual - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_hgrn2_equals_its_definition(specs):
-    """S_t = diag(f) S_{t-1} + (1 - f) i_t^T, o = S^T SiLU(q) / sqrt(head), RMSNorm over the width: token by token in fp64."""
+@pytest.mark.parametrize("eps", [1e-5, None])
+def test_hgrn2_equals_its_definition(specs, eps):
+    """S_t = diag(f) S_{t-1} + (1 - f) i_t^T, o = S^T SiLU(q) / sqrt(head), RMSNorm over the width: token by token in fp64.
+    Its mean squares are of the size of eps here."""
     torch.manual_seed(0)
-    mixer = build_model(specs["hgrn2"]).model.layers[1].attn
+    mixer = build_model(dataclasses.replace(specs["hgrn2"], output_norm_eps=eps)).model.layers[1].attn
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.mul_(8.0)
+        mixer.i_proj.weight.div_(512.0)
         x = torch.randn(1, 100, 64)
         actual = mixer(x, None, None)[0].double()
         w = {name: tensor.double() for name, tensor in mixer.state_dict().items()}
@@ -58,7 +65,8 @@ def test_hgrn2_equals_its_definition(specs):
         state = f[t, :, :, None] * state + (1 - f[t])[:, :, None] * i[t, :, None, :]
         outputs.append(torch.einsum("hk,hkv->hv", q[t], state).flatten() / math.sqrt(32))
     o = torch.stack(outputs)
-    o = o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w["g_norm.weight"]
+    assert o.square().mean() < 1e-4
+    o = o / (o.square().mean(-1, keepdim=True) + (eps or 1e-6)).sqrt() * w["g_norm.weight"]
     expected = o @ w["o_proj.weight"].T
     assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
 
@@ -259,6 +267,7 @@ def test_norms_have_the_eps_of_the_released_setup(specs):
     for key in ("hgrn2", "delta_net", "fox_pro"):
         model = build_model(specs[key])
         assert model.model.norm.eps == model.model.layers[0].attn_norm.eps == model.model.layers[0].mlp_norm.eps == 1e-6
+    assert build_model(specs["hgrn2"]).model.layers[0].attn.g_norm.eps == 1e-6
     assert build_model(specs["delta_net"]).model.layers[0].attn.o_norm.eps == 1e-6
     fox = build_model(specs["fox_pro"]).model.layers[0].attn
     assert fox.q_norm.eps == fox.k_norm.eps == 1e-5
@@ -297,3 +306,24 @@ def test_samba_equals_its_definition(specs, monkeypatch):
     whole, parts = (torch.autograd.grad((out * weights).sum(), leaves) for out in (actual, again))
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * one.abs().max().item())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_norm_has_the_eps_of_the_spec(name):
+    """Of a recipe with an eps of 0.25: in every norm that is computed, but for those of queries and keys (two a layer)."""
+    spec = model_spec(name, dataclasses.replace(get_scale("tiny"), hgrn2_norm_eps=None), 97, {"norm_eps": 0.25})
+    model, seen = build_model(spec), []
+
+    class Recorded(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is F.rms_norm:
+                bound = signature(F.rms_norm).bind(*args, **kwargs or {})
+                seen.append(bound.arguments["eps"])
+            return func(*args, **kwargs or {})
+
+    with Recorded(), torch.no_grad():
+        model(torch.arange(70)[None])
+    others = [eps for eps in seen if eps != 0.25]
+    fox = [layer for layer in model.model.layers if getattr(getattr(layer, "attn", None), "q_norm", None) is not None]
+    assert others == [1e-5] * (2 * len(fox)), seen
+    assert len(seen) - len(others) >= 2 * spec.num_layers, "norms that are computed in another way are not looked at"

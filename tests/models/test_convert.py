@@ -104,9 +104,10 @@ FIELDS = {
     "window_size": st.none() | st.integers(1, 99),
     "prune_log_tolerance": st.none() | st.floats(-20, -1),
     "initializer_range": st.floats(0.01, 0.1),
+    "output_norm_eps": st.none() | st.floats(1e-6, 1e-5),
 }
 """Values of the fields that are no switch."""
-REFUSED = {"attention", "output_gate_activation", "prune_tightly", "use_lower_bound"}
+REFUSED = {"attention", "output_norm_eps", "output_gate_activation", "prune_tightly", "use_lower_bound"}
 """Fields whose other values the format cannot hold."""
 
 
@@ -122,7 +123,7 @@ def test_every_field_comes_back_or_is_refused(kind, data):
         spec = kind(**drawn)
     except ValidationError:
         reject()
-    other = {name for name in REFUSED & set(names) if drawn[name] not in (False, "softmax", "sigmoid")}
+    other = {name for name in REFUSED & set(names) if drawn[name] not in (None, False, "softmax", "sigmoid")}
     if not other:
         assert spec_from_authors(json.loads(json.dumps(config_for_authors(spec)))) == spec
         return
@@ -265,7 +266,7 @@ def test_the_authors_read_what_their_code_needs_to_be_told():
     """Switches that our specs do not have, or that say another thing by default there."""
     sizes = dict(vocab_size=64, hidden_size=128, num_layers=2)
     told = {
-        HGRN2Spec(**sizes): {"use_lower_bound": True, "use_short_conv": False},
+        HGRN2Spec(**sizes, output_norm_eps=None): {"use_lower_bound": True, "use_short_conv": False},
         DeltaNetSpec(**sizes): {"num_heads": 1, "use_gate": False, "use_beta": True, "qk_norm": "l2", "qk_activation": "silu"},
         Mamba2Spec(**sizes): {"num_heads": 4, "n_groups": 1, "norm_before_gate": False},
     }  # fmt: skip
