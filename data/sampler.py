@@ -1,6 +1,7 @@
-"""Tokens that step s trains on: a pure function of (step, rank, world size), in the authors' order."""
+"""Tokens that step s trains on: a pure function of (seed, step, rank, world size), by default in the authors' order."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Order of LongCrawl64 training (section 1.2 of the released setup): no shuffling, no state.
+    """Order of LongCrawl64 training (section 1.2 of the released setup): no shuffling, no state. A `seed`
+    above 0 permutes the documents, once for all columns.
 
     The corpus is a grid: a row per document, a column per consecutive segment of `seq_len` tokens. Incomplete segments and
     batches are never read. With n = documents // batch_size (global, in sequences), step s reads column s // n of the
@@ -24,6 +26,7 @@ class Sampler:
     document_len: int
     seq_len: int
     batch_size: int
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.seq_len < 1 or self.batch_size < 1:
@@ -33,6 +36,12 @@ class Sampler:
         if self.num_documents < self.batch_size:
             what = f"the corpus has {self.num_documents} documents of {self.document_len} tokens, fewer than one batch"
             raise ValueError(f"{what} of {self.batch_size}: give more text, shorter documents or a smaller batch")
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """Documents in the order in which they are read."""
+        stored = np.arange(self.num_documents)
+        return np.random.default_rng(self.seed).permutation(stored) if self.seed else stored
 
     @property
     def batches_per_column(self) -> int:
@@ -48,11 +57,12 @@ class Sampler:
         return num_steps / self.num_batches
 
     def rows(self, step: int, rank: int = 0, world_size: int = 1) -> tuple[np.ndarray, int]:
-        """Return document indices of this rank (contiguous rows of the global batch) and the first token of their segment."""
+        """Return document indices of this rank (contiguous places in the global batch) and the first token of their segment."""
         assert step >= 0
         column, batch = divmod(step % self.num_batches, self.batches_per_column)
         share = share_of(self.batch_size, rank, world_size)
-        return batch * self.batch_size + np.arange(self.batch_size)[share], column * self.seq_len
+        first = batch * self.batch_size
+        return self.documents[first : first + self.batch_size][share], column * self.seq_len
 
 
 def share_of(batch_size: int, rank: int, world_size: int) -> slice:

@@ -81,7 +81,7 @@ def batches_of(spec: RunSpec, corpus: Corpus | None, world: World) -> tuple[Samp
         assert spec.data.recall is not None
         made = RecallSampler(spec.data.recall, train.batch_size, spec.seed)
         return made, partial(made.batch, rank=world.rank, world_size=world.size)
-    sampler = Sampler(len(corpus.train), spec.data.document_len, train.piece, train.num_pieces)
+    sampler = Sampler(len(corpus.train), spec.data.document_len, train.piece, train.num_pieces, train.order_seed)
     how = dict(rank=world.rank, world_size=world.size, bos_id=spec.data.bos_id, cut=train.seq_len)
     return sampler, lambda step: load_batch(corpus.train, sampler, step, **how)
 

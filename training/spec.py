@@ -25,7 +25,8 @@ class TrainSpec:
 
     `precision`: "bf16" is autocast with fp32 master weights. `grad_reduce`: dtype in which gradients are summed over
     processes (the released setup reduced in bf16). `piece_len`: tokens that are read of a text in one piece, then
-    cut into sequences, so that runs with short and long sequences see the same text in every step; None: one sequence."""
+    cut into sequences, so that runs with short and long sequences see the same text in every step; None: one sequence.
+    `order_seed`: seed of the order of documents; 0: as they are stored."""
 
     seq_len: PositiveInt
     batch_tokens: PositiveInt
@@ -40,6 +41,7 @@ class TrainSpec:
     precision: Literal["fp32", "bf16"] = "bf16"
     grad_reduce: Literal["fp32", "bf16"] = "fp32"
     piece_len: PositiveInt | None = None
+    order_seed: Annotated[int, Field(ge=0, lt=MAX_SEED)] = 0
 
     def __post_init__(self) -> None:
         cut = (("batch_tokens", "piece_len"), ("piece_len", "seq_len")) if self.piece_len else ()

@@ -84,6 +84,17 @@ def test_paper_grid() -> None:
     assert sampler.rows(5, rank=3, world_size=8)[0].tolist() == [172, 173, 174, 175]
 
 
+def test_a_seed_changes_the_order_and_neither_what_is_read_nor_the_share_of_a_rank() -> None:
+    read = {}
+    for seed in (0, 1, 2):
+        sampler = Sampler(24, 64, seq_len=16, batch_size=4, seed=seed)
+        rows = [sampler.rows(step) for step in range(sampler.num_batches)]
+        read[seed] = [(document, start) for documents, start in rows for document in documents.tolist()]
+        parts = [sampler.rows(3, rank, 2)[0].tolist() for rank in (0, 1)]
+        assert sum(parts, []) == rows[3][0].tolist()
+    assert sorted(read[0]) == sorted(read[1]) == sorted(read[2]) and len(set(map(tuple, read.values()))) == 3
+
+
 def test_order_repeats_after_the_last_batch_and_epochs_tell() -> None:
     sampler = Sampler(10, 64, seq_len=30, batch_size=3)  # 4 tokens of each document and one document are never read
     assert sampler.num_batches == 6
