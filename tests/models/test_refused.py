@@ -91,7 +91,7 @@ def test_fields_are_of_their_type_alone(changes):
 
 AUTHORS = {
     FOX: HEADS | dict(forget_gate="none", use_k_shift=True), "transformer": HEADS | dict(forget_gate="none"), "mamba2": SIZES,
-    "hgrn2": SIZES, "delta_net": SIZES | dict(head_dim=32),
+    "hgrn2": SIZES | dict(output_norm_eps=None), "delta_net": SIZES | dict(head_dim=32),
 }  # fmt: skip
 
 
