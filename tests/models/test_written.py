@@ -28,7 +28,7 @@ MORE: dict[str, dict[str, Any]] = {
     "fox_pro": dict(window_size=24, prune_log_tolerance=-10.0, qk_norm_share_param_across_head=False, prune_tightly=True),
     "fox_llama": dict(mlp_width=None, mlp_ratio=3.5, num_heads=4), "transformer_llama": dict(window_size=100),
     "stick_breaking_pro": dict(use_v_shift=False), "mamba2": dict(expand=3, num_layers=3, conv_size=3),
-         "hgrn2": dict(num_layers=3),
+         "hgrn2": dict(num_layers=3, output_norm_eps=1e-5),
     "samba": dict(num_layers=4, ssm_state_size=8, mlp_width=None, mamba_mlp_width=None), "delta_net": dict(conv_size=3),
     "fox_hybrid": dict(num_layers=6, fox_every=3, fox_mlp_width=None), "mamba3": dict(num_layers=3),
          "path_fox": dict(num_layers=3),
