@@ -4,7 +4,7 @@
     python -m tests.equal steps --against CHECKOUT     and twenty training steps, here and there
 
 ids        every stored run and evaluation has the id that its stored spec gives
-plans      every run of `plan all --scale tiny` is a stored one
+plans      every run of `plan all --scale tiny` is a stored one; with CHECKOUT also at the paper's scales, one that it plans
 drawings   the published folders, drawn in a copy: CSVs, tables, verdicts and the numbers of claims.md are those that lie
            here, or in CHECKOUT. Words, layout, pictures and reports are free to change
 steps      the weights of every kind of model after twenty steps on a CPU equal those that CHECKOUT's code gives
@@ -27,6 +27,7 @@ PUBLISHED = {"results": ("tiny", "mini"), "results/unseen_books": ("mini",)}
 """Results folders with the scales that are drawn."""
 BEFORE = {"results": "results", "results/unseen_books": "results/unseen_books"}
 """The same folders in an older CHECKOUT."""
+PAPER = ("125m-2.7b", "760m-48b")
 NUMBERS = ("figures/*.csv", "tables/*.csv", "tables/*.md", "verdicts.jsonl", "claims.md")
 MODELS = (
     {"kind": "forgetting_transformer"},
@@ -115,18 +116,27 @@ def ids() -> Iterator[str]:
         yield f"{len(files)} runs and {len(metas)} evaluations are found: 684 and 1,498 were stored"
 
 
-def plans() -> Iterator[str]:
-    """Yield the runs that are planned at scale tiny, but have never been trained."""
+def plans(before: Path) -> Iterator[str]:
+    """Yield the runs that are planned at scale tiny, but have never been trained, and those at the paper's scales that the
+    checkout `before` does not plan."""
+    stored = {path.stem for path in before.glob("results/tiny*/runs/*.json")}
+    known = {"tiny": stored} | ({} if before == ROOT else {scale: _planned(before, scale) for scale in PAPER})
+    for scale, there in known.items():
+        here = _planned(ROOT, scale)
+        print(f"plans: {len(here)} runs at scale {scale}")
+        yield from (f"{run}: planned at scale {scale}, but not known" for run in sorted(here - there))
+        if len(here) < 60:
+            yield f"only {len(here)} runs are planned at scale {scale}"
+
+
+def _planned(checkout: Path, scale: str) -> set[str]:
+    """Return the ids of all runs that a checkout plans at a scale."""
     with tempfile.TemporaryDirectory() as empty:
-        folders = ("--runs-dir", f"{empty}/runs", "--results-dir", f"{empty}/results", "--corpora-dir", f"{empty}/corpora")
-        command = [sys.executable, "-m", "experiments", "plan", "all", "--scale", "tiny", *folders]
-        shown = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env=_environment(ROOT)).stdout
-    planned = set(re.findall(r"^tiny\S*/\S+-([0-9a-f]{10})\b", shown, re.M))
-    stored = {path.stem for path in ROOT.glob("results/tiny*/runs/*.json")}
-    print(f"plans: {len(planned)} runs at scale tiny")
-    yield from (f"{run}: planned at scale tiny, but not stored" for run in sorted(planned - stored))
-    if len(planned) < 60:
-        yield f"only {len(planned)} runs are planned at scale tiny"
+        folders = [f"--{name}-dir={empty}/{name}" for name in ("runs", "results", "corpora")]
+        command = [sys.executable, "-m", "experiments", "plan", "all", "--scale", scale, *folders]
+        how = dict(cwd=checkout, env=_environment(checkout), check=True, text=True)
+        shown = subprocess.run(command, stdout=subprocess.PIPE, **how).stdout
+    return set(re.findall(r"^\S+/\S+-([0-9a-f]{10})\b", shown, re.M))
 
 
 def drawings(before: Path) -> Iterator[str]:
@@ -194,7 +204,7 @@ def main() -> int:
     if "steps" in asked.what and asked.against is None:
         parser.error("steps: name the checkout to compare with by --against")
     before = (asked.against or ROOT).resolve()
-    checks = {"ids": ids, "plans": plans, "drawings": lambda: drawings(before), "steps": lambda: steps(before)}
+    checks = {"ids": ids, "plans": lambda: plans(before), "drawings": lambda: drawings(before), "steps": lambda: steps(before)}
     faults = [fault for what in asked.what for fault in checks[what]()]
     for fault in faults:
         print(f"DIFFERENT {fault}")
