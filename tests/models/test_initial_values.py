@@ -199,10 +199,6 @@ def test_every_parameter_starts_as_in_the_released_setup(name):
             raise AssertionError(f"{parameter}: {error}") from error
 
 
-def test_embedding_and_head_are_not_tied(model):
-    assert model.get_output_embeddings().weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
-
-
 def test_layers_of_the_hybrid_start_as_in_the_models_they_are_of():
     spec = FoxHybridSpec(**COMMON, num_heads=HEADS, head_dim=32, mlp_width=200, fox_mlp_width=160)
     of_fox = [False, False, False, True] * 2
