@@ -1,7 +1,8 @@
-"""A decoding step as a CUDA graph. One token's pass through a model is hundreds of kernels of a few microseconds each: the host
-takes far longer to launch them one by one than the GPU to run them. Captured once, they are launched together."""
+"""Steps as CUDA graphs. A pass of few tokens through a model is hundreds of kernels of a few microseconds each: the host takes
+far longer to launch them one by one than the GPU to run them. Captured once, they are launched together."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,21 @@ from models.cache import DecodingCache
 
 PLAIN_STEPS = 2
 """Eager steps before the capture: they compile and tune the graph's kernels."""
+
+Output = TypeVar("Output")
+
+
+def capture(run: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
+    """Capture `run` without executing it. Returns the graph, and the output that each replay writes anew. Autocast's weight
+    cache is disabled, so that weights are cast within the graph: cached copies live only as long as the autocast context in
+    which they were made. Other threads may use the GPU (one pins batches). RuntimeError if `run` waits for the GPU."""
+    graph, dtype = torch.cuda.CUDAGraph(), torch.get_autocast_dtype("cuda")
+    with (
+        torch.autocast("cuda", dtype=dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False),
+        torch.cuda.graph(graph, capture_error_mode="thread_local"),
+    ):
+        output = run()
+    return graph, output
 
 
 class GraphedStep:
@@ -44,13 +60,5 @@ class GraphedStep:
         return self.logits_B1V.clone()
 
     def _capture(self, input_ids: Tensor, cache: DecodingCache) -> None:
-        """Capture a step without running it. Autocast's weight cache is disabled, so that weights are cast within the graph:
-        cached copies live only as long as the autocast context in which they were made."""
-        self.ids_B1, graph = input_ids.clone(), torch.cuda.CUDAGraph()
-        rounds, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        with (
-            torch.autocast("cuda", dtype=dtype, enabled=rounds, cache_enabled=False),
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
-        ):
-            self.logits_B1V = self.step(self.ids_B1, cache)
-        self.graph = graph
+        self.ids_B1 = input_ids.clone()
+        self.graph, self.logits_B1V = capture(lambda: self.step(self.ids_B1, cache))

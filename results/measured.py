@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from results.provenance import provenance
-from results.schema import Schema, integer, number, text
+from results.schema import Schema, flag, integer, number, text
 from results.store import read_rows, write_rows
 
 FOLDER = Path(__file__).parent / "measurements"
@@ -42,6 +42,12 @@ SCHEMAS = {
     "mamba2_recurrence": KERNEL_TIMES,
     "short_convolution": KERNEL_TIMES,
     "fla_model": KERNEL_TIMES,  # of a whole training step
+    # Training steps: `graph`: as one CUDA graph; `train_ms`: in a training, `step_ms`: in a row on one batch.
+    "steps": Schema(
+        {"model": text(), "scale": text(), "batch_tokens": integer(1), "graph": flag(), "kernels": integer(1)}
+        | {name: number(0) for name in ("step_ms", "busy_ms", "train_ms", "reserved_gib")},
+        key=("model", "scale", "batch_tokens", "graph"),
+    ),
     # Errors relative to the norm of each quantity, by regime.
     "errors_by_regime": Schema(
         {"provider": text(), "head_dim": integer(1), "logit": number(0), "gates": text(), **_ERRORS},

@@ -108,9 +108,10 @@ def _train(
             for steps_before, inputs, targets in batches:
                 step = steps_before + 1
                 outcome = stepper.run(inputs, targets, learning_rate(steps_before * train.batch_tokens, train))
-                wishes = torch.tensor([stop.requested, checkpoints.due], dtype=torch.float32, device=world.device)
+                # Filled on the device: a tensor made of a list would wait for the GPU.
+                wishes = [torch.full((1,), float(wish), device=world.device) for wish in (stop.requested, checkpoints.due)]
                 measured = meter.values(step, inputs, targets)
-                journal.add(step, torch.cat([torch.stack(outcome), world.sum(wishes), measured]))
+                journal.add(step, torch.cat([outcome, world.sum(torch.cat(wishes)), measured]))
                 watchdog.alive()
                 if journal.stop or journal.save or execution.checkpoint_minutes == 0 or step == train.num_steps:
                     journal.catch_up()

@@ -15,6 +15,8 @@ from models.spec_parts import ModelKind, NonNegativeInt, PositiveFloat, Positive
 
 MAX_SEED = 2**63
 """Seeds must be below it: the limit of torch's and numpy's generators."""
+GRAPH_PARTS = 4
+"""Micro-batches up to which a step is captured as a CUDA graph: with more, the GPU is busy without one, too."""
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Parallel = Literal["ddp", "fsdp", "hsdp"]
 
@@ -143,6 +145,9 @@ class Execution:
     deterministic: bool = True
     """Bitwise equal results from run to run on a GPU: no autotuning, and operations that cannot repeat raise an error. 2, 4,
     8, ... processes (ddp, fp32 sums, equal micro-batches) have the bits of one; other numbers, fsdp and hsdp have others."""
+    cuda_graph: bool = True
+    """Launch a step's forward and backward pass as one CUDA graph: the same bits, and the GPU does not wait for the host. With
+    one process, at most four micro-batches a step, and no activation checkpointing."""
     activation_checkpointing: bool = False
     """Recompute each block's attention and MLP in the backward pass, for GPUs below 48 GiB at 760M."""
     checkpoint_minutes: NonNegativeFloat = 10.0

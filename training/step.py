@@ -1,6 +1,7 @@
 """One optimisation step: gradient accumulation, clipping, the check for bad steps, the update; and the set-up around it."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from torch.distributed.tensor import DTensor
 
 from data.prefetch import Prefetcher
 from models.causal_lm import CausalLM
+from models.graphed import capture
 from models.loss import TokenLoss
 from training.distributed import DTYPES, World, gradient_sync, spread
 from training.hardware import repeat_bits
 from training.node import look
 from training.optimizer import allocate_state, build_optimizer
-from training.spec import Execution, TrainSpec, micro_batch_size
+from training.spec import GRAPH_PARTS, Execution, TrainSpec, micro_batch_size
 from training.tree import in_tree, tree_sum
 
 Batch = tuple[Tensor, Tensor]
@@ -27,6 +29,8 @@ WARM_STEPS = 100
 """Applied steps that the running mean of the gradient norm needs before spikes are detected; then its time constant."""
 MEASUREMENTS = 64
 """Approximate number of times that a training measures what its model's spec names."""
+EAGER_STEPS = 3
+"""Steps before the CUDA graph is captured: they compile and tune its kernels."""
 
 
 class Guard:
@@ -60,7 +64,8 @@ class Guard:
 @dataclass
 class Stepper:
     """Runs steps. `token_loss(inputs, targets)` returns per-token losses (batch, seq_len). Negative targets are masked, and
-    every process must have equally many others. `ordered`: gradients are added in the order of training/tree.py."""
+    every process must have equally many others. `ordered`: gradients are added in the order of training/tree.py. `graph`: after
+    the first steps, forward pass, backward pass, clipping and check are one CUDA graph (one process, batches of one shape)."""
 
     token_loss: nn.Module
     optimizer: torch.optim.AdamW
@@ -69,29 +74,63 @@ class Stepper:
     world: World
     micro_batch: int
     ordered: bool = True
+    graph: bool = False
 
     def __post_init__(self) -> None:
         self._parameters = [p for p in self.token_loss.parameters() if p.requires_grad]
+        self._replay: Callable[[Tensor, Tensor], list[Tensor]] | None = None
+        self._taken = 0
 
-    def run(self, inputs_BT: Tensor, targets_BT: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Run a step on this process's rows. Return (loss over all processes, gradient norm, Guard's verdict) on the device."""
+    def run(self, inputs_BT: Tensor, targets_BT: Tensor, lr: float) -> Tensor:
+        """Run a step on this process's rows. Return (3,) on the device: loss over processes, gradient norm, Guard's verdict."""
+        self._taken += 1
+        if self.graph and self._replay is None and self._taken > EAGER_STEPS:
+            self._capture(inputs_BT, targets_BT)
+        outcome, bad = (self._replay or self._gradients)(inputs_BT, targets_BT)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        # AdamW's hook for gradient scalers: with found_inf set, the fused kernel leaves weights, moments and steps alone. It is
+        # not part of the graph, where it would read the learning rate in single precision.
+        self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+        self.optimizer.step()
+        if self._replay is None:  # a graph writes its gradients anew
+            self.optimizer.zero_grad(set_to_none=True)
+        return outcome
+
+    def _gradients(self, inputs_BT: Tensor, targets_BT: Tensor) -> list[Tensor]:
+        """Leave clipped gradients in the parameters. Return the outcome (3,), and 1 if the step must not be applied."""
         loss = self._backward(inputs_BT, targets_BT)
         loss = tree_sum(self.world.gather(loss)) / self.world.size
         grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.spec.grad_clip, foreach=True)
         if isinstance(grad_norm, DTensor):
             grad_norm = grad_norm.full_tensor()
         verdict = self.guard.judge(loss, grad_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        # AdamW's hook for gradient scalers: with found_inf set, the fused kernel leaves weights, moments and steps alone.
-        self.optimizer.found_inf = (verdict != 0).float()  # type: ignore[attr-defined]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss, grad_norm, verdict
+        return [torch.stack([loss, grad_norm, verdict]), (verdict != 0).float()]
+
+    def _capture(self, inputs_BT: Tensor, targets_BT: Tensor) -> None:
+        """Capture `_gradients`; if the model waits for the GPU, say so and stay with eager steps."""
+        inputs, targets = inputs_BT.clone(), targets_BT.clone()
+        try:
+            graph, output = capture(lambda: self._gradients(inputs, targets))
+        except RuntimeError as error:
+            print(f"this model's step is not captured as a CUDA graph: {str(error).splitlines()[0]}", file=sys.stderr)
+            self.optimizer.zero_grad(set_to_none=True)
+            self.graph = False
+            return
+
+        def replay(inputs_BT: Tensor, targets_BT: Tensor) -> list[Tensor]:
+            inputs.copy_(inputs_BT)
+            targets.copy_(targets_BT)
+            graph.replay()
+            return [output[0].clone(), output[1]]
+
+        self._replay = replay
 
     def autocast(self) -> torch.autocast:
         precision = self.spec.precision
-        return torch.autocast(self.world.device.type, dtype=DTYPES[precision], enabled=precision != "fp32")
+        # Without its cache of weights, as in a graph: compiled layers would be compiled again for it.
+        enabled = precision != "fp32"
+        return torch.autocast(self.world.device.type, dtype=DTYPES[precision], enabled=enabled, cache_enabled=False)
 
     def _backward(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         totals = []
@@ -129,7 +168,13 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
     wrapped = spread(token_loss, layers, world, execution.parallel, spec.grad_reduce, in_pairs=ordered)
     optimizer = build_optimizer(token_loss, spec)
     allocate_state(optimizer)
-    return Stepper(wrapped, optimizer, Guard(execution.spike_factor, world), spec, world, micro_batch, ordered)
+    parts = spec.batch_size // world.size // micro_batch
+    graph = execution.cuda_graph and world.device.type == "cuda" and world.size == 1 and parts <= GRAPH_PARTS
+    graph = graph and not execution.activation_checkpointing
+    if execution.cuda_graph and not graph and world.device.type == "cuda":
+        rule = f"one process, at most {GRAPH_PARTS} micro-batches and no activation checkpointing"
+        print(f"steps are not captured as a CUDA graph, which takes {rule}", file=sys.stderr)
+    return Stepper(wrapped, optimizer, Guard(execution.spike_factor, world), spec, world, micro_batch, ordered, graph)
 
 
 class Meter:

@@ -28,7 +28,7 @@ from training.distributed import World
 from training.hardware import peak_flops
 from training.progress import Progress
 from training.spec import Execution, TrainSpec, fitted
-from training.step import repeated_step
+from training.step import EAGER_STEPS, repeated_step
 
 QUANTILES = (0.2, 0.5, 0.8)
 
@@ -115,7 +115,7 @@ def training_step(model: PreTrainedModel, ids_BT: torch.Tensor, spec: Spec, comp
     tokens, was_training, repeated = ids_BT.numel(), model.training, torch.are_deterministic_algorithms_enabled()
     once: dict[str, Any] = dict(batch_tokens=tokens, train_tokens=tokens, warmup_tokens=0, peak_lr=1.0)
     train = TrainSpec(seq_len=spec.seq_len, precision=compute.precision, **once)
-    execution = Execution(activation_checkpointing=spec.activation_checkpointing)
+    execution = Execution(activation_checkpointing=spec.activation_checkpointing, cuda_graph=spec.step == "graph")
     wished: dict[str, Any] = dict(micro_batch_tokens=spec.micro_batch_tokens, compile=spec.compile)
     execution = fitted(execution, _own_spec(model), train, compute.device, **wished)
     try:
@@ -137,12 +137,14 @@ def _time_steps(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[n
     memory (GiB) of the model alone."""
     with ExitStack() as stack:
         steps = [stack.enter_context(training_step(model, _random_ids(model, spec), spec, compute))]
-        for _ in range(2):  # the first compiles and tunes
+        for _ in range(EAGER_STEPS + 1):  # the first compile and tune, the last is captured
             steps[0]()
         memory = peak_memory_gib(compute.device)
         if spec.beside is not None:
             other = build_model(spec.beside, compute.device)
             steps.append(stack.enter_context(training_step(other, _random_ids(other, spec), spec, compute)))
+            for _ in range(EAGER_STEPS + 1):
+                steps[1]()
         return seconds_of("throughput (train)", steps, spec, compute), memory
 
 

@@ -14,7 +14,9 @@ from eval.decoding.spec import FIRST
 from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
+from results.provenance import is_cpu
 from results.schema import Schema, integer, number, text
+from training.spec import GRAPH_PARTS
 
 
 @strict
@@ -39,9 +41,10 @@ class Spec(EvalSpec):
     """Tokens of a micro-batch; default: the whole batch."""
     compile: bool = False
     """Compile the layers of models that gain by it, on CUDA."""
-    step: Annotated[Literal["stepper", "token"] | None, tyro.conf.Suppress] = None
-    """Filled in: stepper for `train`, token for `generate`. Stored rows without it are of earlier measurements: a step with an
-    optimiser of its own and no micro-batches, or decoding in which the first tokens, with which kernels are tuned, counted."""
+    step: Annotated[Literal["graph", "stepper", "token"] | None, tyro.conf.Suppress] = None
+    """Filled in for `train`: graph, or stepper if kernels are launched one by one; token for `generate`. Stored rows without it
+    are of earlier measurements: a step with an optimiser of its own and no micro-batches, or decoding in which the first
+    tokens, with which kernels are tuned, counted."""
     beside: Annotated[ModelSpec | None, tyro.conf.Suppress] = None
     """Other model (with the corpus's vocabulary) whose training steps alternate with the model's."""
     machine: Content = None
@@ -76,7 +79,11 @@ class Spec(EvalSpec):
         beside = self.beside
         if beside is not None and setting.corpus is not None:
             beside = replace(beside, vocab_size=setting.corpus.vocab_size)
-        step: Literal["stepper", "token"] = "stepper" if self.mode == "train" else "token"
+        parts = self.batch_size * self.seq_len // (self.micro_batch_tokens or self.batch_size * self.seq_len)
+        on_gpu = not is_cpu(setting.machine)
+        graph = on_gpu and parts <= GRAPH_PARTS and not self.activation_checkpointing
+        step: Literal["graph", "stepper", "token"] = "graph" if graph else "stepper"
+        step = step if self.mode == "train" else "token"
         return replace(self, step=step, beside=beside, machine=setting.machine, precision=self.precision or setting.precision)
 
     def flops(self, model: ModelSpec) -> float:
