@@ -43,7 +43,7 @@ class Options:
     scale: str = "mini"
     batch_tokens: tuple[PositiveInt, ...] = (2**14, 2**15, 2**17)
     """Tokens per step."""
-    steps: PositiveInt = 40
+    steps: PositiveInt = 25
     """Timed steps."""
     rows: Path = FOLDER
     """Folder that the rows are added to."""
@@ -86,8 +86,8 @@ def measured(options: Options, scale: Scale, corpus: Corpus, folder: Path) -> It
     """Yield a row per model, tokens of a step, and way of launching it."""
     for model in options.models:
         for tokens in options.batch_tokens:
+            torch._dynamo.reset()  # else layers would be compiled anew for any batch size
             for graph in (False, True):
-                torch._dynamo.reset()  # else layers are compiled for any batch size, as after a change of it
                 total = tokens * (WARM + options.steps)
                 recipe = Recipe(model, model, scale.name, train=dict(batch_tokens=tokens, train_tokens=total, warmup_tokens=0))
                 spec = replace(recipe.run_spec(corpus.spec), model=model_spec(model, scale, 2**14))
@@ -115,7 +115,7 @@ def steps_in_a_row(spec: RunSpec, execution: Execution, count: int) -> dict[str,
             step()
         torch.cuda.synchronize()
         step_ms = 1e3 * (time.perf_counter() - start) / count
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
             step()
             torch.cuda.synchronize()
     kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
