@@ -4,10 +4,8 @@ import csv
 import re
 from pathlib import Path
 
-import pytest
-
 from experiments.__main__ import main
-from experiments.artefact import PAPERS, artefacts, claims
+from experiments.artefact import PAPERS, artefacts
 
 ITEMS = list(csv.DictReader((Path(__file__).parents[2] / "analysis/paper_data/artefacts.csv").open(encoding="utf-8")))
 
@@ -33,16 +31,3 @@ def test_every_item_of_the_papers_has_an_artefact_and_list_shows_it(capsys):
             assert artefact.paper == number.group(), item
         assert re.search(rf"^{artefact.stem}\s.*{re.escape(artefact.title)}", shown, re.MULTILINE), item
         assert callable(artefact.draw)
-
-
-def test_every_claim_is_declared_once_and_looks_are_into_claims():
-    assert len(claims()) == sum(len(artefact.claims) for artefact in artefacts().values()) == 53
-    assert {claim for artefact in artefacts().values() for claim in artefact.looks} <= set(claims())
-
-
-def test_a_claim_of_two_artefacts_is_refused(monkeypatch):
-    known = artefacts()
-    two = dict.fromkeys(("fig2_per_token_loss", "fig3_forget_gates"), known["fig2_per_token_loss"])
-    monkeypatch.setattr("experiments.artefact.artefacts", lambda: two)
-    with pytest.raises(ValueError, match="C1 of fig2_per_token_loss is declared twice"):
-        claims()

@@ -261,26 +261,20 @@ FAULTS = {
     "test_study": [
         ("Study._evaluations", 'meta["rows_sha256"] != digest', "False"),
     ],
-    "test_fig2_per_token_loss": [
+    "experiments/test_figures": [
         ("grid_inside", "(32, 16, 8, 4, 2, 1)", "(16, 8, 4, 2, 1)"),
-    ],
-    "experiments/test_context_use": [
         ("_steps", "losses.everywhere", "end"),
+        ("_what", "lengths.min()", "lengths.max()"),
+        ("at_longer_contexts", "set(speed) & set(here)", "set(speed) | set(here)"),
+        ("rates_tried", "best in (low, high)", "best == low"),
+    ],
+    "experiments/test_claims": [
         ("c4", "LATE * fox.train_len", "0.5 * fox.train_len"),
+        ("c22b", "9.5", "8.5"),
+        ("c30", "0.85", "0.95"),
     ],
     "eval/test_context_use": [
         ("evaluate", "place - spec.targets - length", "place - length"),
-    ],
-    "test_tasks": [
-        ("c22b", "9.5", "8.5"),
-        ("_what", "lengths.min()", "lengths.max()"),
-    ],
-    "test_table6_throughput": [
-        ("c30", "0.85", "0.95"),
-        ("at_longer_contexts", "set(speed) & set(here)", "set(speed) | set(here)"),
-    ],
-    "test_scale": [
-        ("rates_tried", "best in (low, high)", "best == low"),
     ],
     # Plans and what carries them out
     "test_plan": [
