@@ -91,7 +91,7 @@ def test_a_seed_changes_the_order_and_neither_what_is_read_nor_the_share_of_a_ra
         rows = [sampler.rows(step) for step in range(sampler.num_batches)]
         read[seed] = [(document, start) for documents, start in rows for document in documents.tolist()]
         parts = [sampler.rows(3, rank, 2)[0].tolist() for rank in (0, 1)]
-        assert sum(parts, []) == rows[3][0].tolist()
+        assert [*parts[0], *parts[1]] == rows[3][0].tolist()
     assert sorted(read[0]) == sorted(read[1]) == sorted(read[2]) and len(set(map(tuple, read.values()))) == 3
 
 
