@@ -1,9 +1,7 @@
 """A small corpus of made-up English, a run folder with an untrained model, and any model in the place of a loaded one."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,23 +10,13 @@ import torch
 from data.corpus import Corpus
 from data.plan import resolve
 from data.prepare import prepare
-from eval.attention_speed import measure as attention_speed
-from eval.cache_eviction import measure as cache_eviction
-from eval.context_use import measure as context_use
-from eval.gate_maps import measure as gate_maps
-from eval.lm_eval import measure as lm_eval
-from eval.per_token_loss import measure as per_token_loss
-from eval.pruning import measure as pruning
-from eval.recall import measure as recall
 from eval.shell.context import Context
 from eval.shell.machine import machine_name
 from eval.shell.sources import Sources
 from eval.shell.spec import EvalSpec, Setting
 from eval.shell.text import TextCodec
-from eval.throughput import measure as throughput
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
-from tests.eval.played import CORPUS
 from training.distributed import World
 from training.export import export_model
 from training.run_folder import RunFolder
@@ -142,19 +130,3 @@ def make_run(corpus: Corpus, make_spec, tmp_path_factory: pytest.TempPathFactory
         return folder.path
 
     return make
-
-
-@pytest.fixture
-def opened(monkeypatch):
-    """A corpus that is played, in every evaluation; and bars, which count."""
-    told = []
-
-    def bar(*counts):
-        told.append(counts)
-        return nullcontext(SimpleNamespace(advance=lambda steps=1: told.append(steps)))
-
-    for module in (per_token_loss, pruning, cache_eviction, context_use, gate_maps, attention_speed):
-        monkeypatch.setattr(module, "open_heldout", lambda *given: CORPUS)
-    for module in (per_token_loss, pruning, cache_eviction, gate_maps, recall, throughput, lm_eval):
-        monkeypatch.setattr(module, "Progress", bar)
-    return told
