@@ -11,30 +11,24 @@ import pytest
 
 from eval.needle.judge import Judge, parse_score
 
-Behaviour = Callable[[BaseHTTPRequestHandler, dict], None]
+Behaviour = Callable[[BaseHTTPRequestHandler], None]
 
 
 def reply(text: str) -> Behaviour:
-    def act(handler: BaseHTTPRequestHandler, request: dict) -> None:
-        message = {"role": "assistant", "content": text}
-        body = {
-            "id": "x", "object": "chat.completion", "created": 0, "model": request["model"],
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        }  # fmt: skip
-        send(handler, 200, json.dumps(body))
-
-    return act
+    choice = {"message": {"role": "assistant", "content": text}, "index": 0, "finish_reason": "stop"}
+    body = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return lambda handler: send(handler, 200, json.dumps(body))
 
 
 def fail(status: int) -> Behaviour:
-    return lambda handler, request: send(handler, status, json.dumps({"error": {"message": f"status {status}"}}))
+    return lambda handler: send(handler, status, json.dumps({"error": {"message": f"status {status}"}}))
 
 
-def hang(handler: BaseHTTPRequestHandler, request: dict) -> None:
+def hang(handler: BaseHTTPRequestHandler) -> None:
     time.sleep(0.3)
 
 
-def garbage(handler: BaseHTTPRequestHandler, request: dict) -> None:
+def garbage(handler: BaseHTTPRequestHandler) -> None:
     send(handler, 200, "<html>not what you asked for</html>")
 
 
@@ -51,17 +45,16 @@ class Server:
 
     def __init__(self) -> None:
         self.script: list[Behaviour] = []
-        self.requests: list[dict] = []
-        self.keys: list[str] = []
+        self.asked: list[str] = []
+        self.requests: list[tuple[str, dict, str]] = []
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                owner.requests.append({"path": self.path, **request})
-                owner.keys.append(self.headers["Authorization"])
-                act = owner.script.pop(0) if len(owner.script) > 1 else owner.script[0]
-                act(self, request)
+                owner.requests.append((self.path, request, self.headers["Authorization"]))
+                owner.asked.append(request["messages"][0]["content"])
+                (owner.script.pop(0) if len(owner.script) > 1 else owner.script[0])(self)
 
             def log_message(self, *arguments: object) -> None:
                 pass
@@ -80,31 +73,31 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     made.http.server_close()
 
 
-def judge(server: Server, tmp_path: Path, **changes: object) -> Judge:
+def judge(server: Server, tmp_path: Path, model: str = "judge-1", **changes: object) -> Judge:
     settings: dict = {"url": server.url, "key": "secret", "cache": tmp_path / "cache", "timeout": 0.1, "parallel": 1}
-    return Judge("judge-1", **{**settings, **changes})
+    return Judge(model, **{**settings, **changes})
 
 
-def test_request_score_and_cache(server, tmp_path):
-    server.script = [reply("Close enough. [[7]]")]
-    assert judge(server, tmp_path).score("How good?") == 7
-    (request,) = server.requests
-    assert request["path"] == "/v1/chat/completions"
-    assert request["model"] == "judge-1"
-    assert request["temperature"] == 0
-    assert request["messages"] == [{"role": "user", "content": "How good?"}]
-    assert server.keys == ["Bearer secret"]
-    assert judge(server, tmp_path).score("How good?") == 7  # a new process: from disk
-    assert len(server.requests) == 1
-    (kept,) = (file.read_text() for file in (tmp_path / "cache").iterdir())
-    assert "Close enough. [[7]]" in kept and "secret" not in kept
-    judge(server, tmp_path).score("How bad?")
-    assert len(server.requests) == 2
+def test_a_score_is_asked_for_once_by_judge_and_prompt(server, tmp_path):
+    server.script = [reply("Close enough. [[7]]"), reply("[[6]]"), reply("[[5]]")]
+    asked = (("judge-1", "How good?"), ("two", "How good?"), ("judge-1", "How bad?"))
+    for _ in range(2):  # the second time from disk
+        assert [judge(server, tmp_path, model).score(prompt) for model, prompt in asked] == [7, 6, 5]
+    assert len(server.requests) == 3
+    path, request, key = server.requests[0]
+    assert (path, key) == ("/v1/chat/completions", "Bearer secret")
+    message = {"role": "user", "content": "How good?"}
+    assert request == {"model": "judge-1", "temperature": 0, "messages": [message]}
+    assert not any("secret" in file.read_text() for file in (tmp_path / "cache").iterdir())
+    for file in (tmp_path / "cache").iterdir():
+        file.write_text(file.read_text()[:20])  # damaged
+    server.script = [reply("[[9]]")]
+    assert judge(server, tmp_path).score("How good?") == 9
 
 
-@pytest.mark.parametrize("trouble", [fail(429), fail(500), fail(503), hang], ids=["429", "500", "503", "time-out"])
+@pytest.mark.parametrize("trouble", [fail(429), fail(503), hang, garbage, reply("It is good."), reply("[[11]]")])
 def test_passing_trouble_is_waited_out(trouble, server, tmp_path):
-    server.script = [trouble, trouble, reply("[[4]]")]
+    server.script = [trouble, trouble, reply("Rating: [[ 4 ]]")]
     assert judge(server, tmp_path).score("x") == 4
     assert len(server.requests) == 3
 
@@ -113,63 +106,25 @@ def test_lasting_trouble_is_an_error_and_keeps_what_was_paid_for(server, tmp_pat
     server.script = [reply("[[9]]"), fail(429)]
     with pytest.raises(ValueError, match=r"judge-1.*429.*kept"):
         judge(server, tmp_path, retries=2, reasks=1).score_all(["a", "b", "c"])
-    assert [request["messages"][0]["content"] for request in server.requests].count("b") == 1 + 2
+    assert server.asked.count("b") == 1 + 2
     server.script = [reply("[[2]]")]
     server.requests.clear()
     assert judge(server, tmp_path).score_all(["a", "b", "c", "b"]) == [9, 2, 2, 2]
     assert len(server.requests) == 2  # a was judged before, b is asked once
-
-
-def test_refusal_is_not_retried(server, tmp_path):
-    server.script = [fail(401)]
-    with pytest.raises(ValueError, match="401"):
-        judge(server, tmp_path).score("x")
-    assert len(server.requests) == 1
-
-
-def test_replies_without_a_score_are_asked_again_then_an_error(server, tmp_path):
-    server.script = [reply("I think it is good."), reply("[[11]]"), reply("Rating: [[ 8 ]]")]
-    assert judge(server, tmp_path).score("x") == 8
-    server.script = [reply("no number")]
-    server.requests.clear()
-    with pytest.raises(ValueError, match=r"no score from \[\[1\]\] to \[\[10\]\] in 3 replies.*no number"):
-        judge(server, tmp_path, reasks=2).score("y")
-    assert len(server.requests) == 3
-    server.script = [garbage]
-    with pytest.raises(ValueError, match=r"judge-1.*not a chat completion"):
-        judge(server, tmp_path, reasks=1).score("z")
-    server.script = [garbage, reply("[[6]]")]
-    assert judge(server, tmp_path).score("z") == 6
-
-
-def test_nobody_there(tmp_path):
-    gone = Server()
-    gone.http.shutdown()
-    gone.http.server_close()
+    for act, count, told in ((fail(401), 1, "401"), (reply("no number"), 3, "no number"), (garbage, 3, "not a chat")):
+        server.script = [act]
+        server.requests.clear()
+        with pytest.raises(ValueError, match=told):
+            judge(server, tmp_path, reasks=2).score(told)
+        assert len(server.requests) == count
+    server.url = "http://127.0.0.1:9/v1"
     with pytest.raises(ValueError, match="judge-1"):
-        judge(gone, tmp_path, retries=0).score("x")
+        judge(server, tmp_path, retries=0).score("nobody there")
 
 
-def test_damaged_cache_entries_are_asked_for_again(server, tmp_path):
-    server.script = [reply("[[5]]")]
-    judge(server, tmp_path).score("x")
-    (entry,) = (tmp_path / "cache").iterdir()
-    entry.write_text(entry.read_text()[:20])
-    assert judge(server, tmp_path).score("x") == 5
-    assert len(server.requests) == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [("[[1]]", 1), ("first [[3]], then [[10]]", 10), ("[[0]]", None), ("[[11]]", None), ("[5]", None), ("", None)],
-)
-def test_parse_score(text, score):
+@pytest.mark.parametrize(("text", "score"), [
+    ("[[1]]", 1), ("first [[3]], then [[10]]", 10), ("[[0]]", None), ("[[11]]", None), ("[[1]] [[0]]", None), ("[5]", None),
+    ("[[1.5]]", None), ("", None),
+])  # fmt: skip
+def test_scores_in_replies(text, score):
     assert parse_score(text) == score
-
-
-def test_an_answer_is_kept_for_one_judge_and_one_question(server, tmp_path):
-    server.script = [reply("[[5]]"), reply("[[6]]"), reply("[[7]]")]
-    asked = (("one", "x"), ("two", "x"), ("one", "y"))
-    assert [Judge(model, server.url, "k", tmp_path / "cache").score(prompt) for model, prompt in asked] == [5, 6, 7]
-    assert [Judge(model, server.url, "k", tmp_path / "cache").score(prompt) for model, prompt in asked] == [5, 6, 7]
-    assert len(server.requests) == 3

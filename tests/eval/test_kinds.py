@@ -1,210 +1,191 @@
-"""Tests of what all kinds of evaluation have in common: the interface, identities, specs as JSON, costs."""
+"""One tiny model through every kind of evaluation: rows follow the schema, batches and restarts do not change them, a plan's
+cost is that of the tokens that are read, and what enters an identity is all that may change the rows."""
 
-import hashlib
+import copy
+import warnings
 from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
-from typing import get_args
 
+import pandas as pd
 import pytest
+import torch
 
 import eval as room
-from eval.attention_speed import spec as attention_speed
-from eval.cache_eviction import spec as cache_eviction
-from eval.context_use import spec as context_use
-from eval.decoding import spec as decoding
-from eval.equal_logits import spec as equal_logits
-from eval.gate_maps import spec as gate_maps
-from eval.job import Job, read_spec
+from eval.job import main as job_main
 from eval.kinds import EVAL_SPEC, KINDS, eval_id, unbound, unread
-from eval.last_words import spec as last_words
-from eval.lm_eval import spec as lm_eval
-from eval.longbench import spec as longbench
-from eval.needle import spec as needle
-from eval.needle_choice import spec as needle_choice
-from eval.needle_recall import spec as needle_recall
-from eval.parameters import spec as parameters
-from eval.per_token_loss import spec as per_token_loss
-from eval.pruning import spec as pruning
-from eval.recall import spec as recall
-from eval.ruler import spec as ruler
+from eval.lm_eval.tasks import TABLE as HARNESS
+from eval.longbench.spec import TABLE as LONGBENCH
+from eval.shell.context import Context
+from eval.shell.partial import Partial
 from eval.shell.sources import Sources
-from eval.shell.spec import EvalSpec, Needs
-from eval.throughput import spec as throughput
-from eval.training_curve import spec as training_curve
-from training.command_line import arguments_of, parse
+from eval.shell.text import TextCodec
+from models.build import build_model
+from results.store import read_rows
+from training.lines import line
 
-SMALLEST = (
-    per_token_loss.Spec(context_len=128, num_documents=2),
-    needle.Spec(),
-    needle_recall.Spec(),
-    recall.Spec(),
-    equal_logits.Spec(),
-    longbench.Spec(dataset="local"),
-    lm_eval.Spec(include="local"),
-    gate_maps.Spec(),
-    throughput.Spec(),
-    training_curve.Spec(),
-    parameters.Spec(),
-    pruning.Spec(context_len=128),
-    attention_speed.Spec(seq_len=128),
-    ruler.Spec(lengths=(512,)),
-    context_use.Spec(contexts=(32,), places=(128,), targets=16, num_documents=2),
-    needle_choice.Spec(),
-    last_words.Spec(num_documents=2),
-    cache_eviction.Spec(context_len=128),
-    decoding.Spec(lengths=(128,)),
-)
-
-
-def test_every_kind_is_a_folder_with_a_spec_and_a_measure():
-    """`ls eval` shows an evaluation a name, besides the shell and the commands."""
-    folder = Path(room.__path__[0])
-    names = {path.stem for path in folder.iterdir() if path.suffix in ("", ".py") and not path.name.startswith("__")}
-    assert names - {"shell", "kinds", "job"} == set(KINDS)
-    for name, spec in KINDS.items():
-        assert (folder / name / "__init__.py").read_text() == ""
-        assert (folder / name / "measure.py").is_file()
-        assert issubclass(spec, EvalSpec) and spec.kind == name
-        assert spec.NEEDS in get_args(Needs)
-        assert set(spec.SCHEMA.key) <= set(spec.SCHEMA.columns)
-        assert spec.summary is not EvalSpec.summary
-    assert [type(spec) for spec in SMALLEST] == list(KINDS.values()), "give SMALLEST of this file a spec of the new kind"
-
-
-def test_nothing_but_fields_is_part_of_an_identity():
-    """Return what a spec owns besides (SCHEMA, NEEDS, methods) may change without renaming what was computed."""
-    for spec in SMALLEST:
-        assert set(EVAL_SPEC.dump_python(spec)) == {field.name for field in fields(spec)}
-        assert not {"SCHEMA", "NEEDS"} & {field.name for field in fields(spec)}
-
-
-@pytest.mark.parametrize("spec", SMALLEST, ids=lambda spec: spec.kind)
-def test_an_identity_holds_what_is_read(spec, bind, corpus):
-    whole = bind(spec)
-    assert EVAL_SPEC.validate_json(EVAL_SPEC.dump_json(whole)) == whole
-    assert unbound(whole) == []
-    missing = unbound(spec)
-    if missing:
-        with pytest.raises(AssertionError, match=missing[0]):
-            eval_id(spec)
-    held = [field.name for field in fields(whole) if field.name in ("corpus", "text", "dataset", "include")]
-    for name in held:
-        assert corpus.spec.fingerprint in getattr(whole, name)
-    ids = {eval_id(whole)}
-    for name in (*held, *(n for n in ("wording", "machine", "precision") if n in missing)):
-        changed = "bf16" if name == "precision" else "0123"
-        ids.add(eval_id(replace(whole, **{name: changed})))
-    assert len(ids) == 1 + len(held) + len({"wording", "machine", "precision"} & set(missing))
-
-
-@pytest.mark.parametrize("spec", SMALLEST, ids=lambda spec: spec.kind)
-def test_a_job_takes_bound_specs_alone(spec, bind, tmp_path):
-    """Also where what is missing is no text: a precision, a machine."""
-    path, whole = tmp_path / "spec.json", bind(spec)
-    path.write_bytes(EVAL_SPEC.dump_json(whole))
-    assert read_spec(path) == whole
-    for name in unbound(spec):
-        path.write_bytes(EVAL_SPEC.dump_json(replace(whole, **{name: getattr(spec, name)})))
-        with pytest.raises(ValueError, match=f"must say which {name} it reads"):
-            read_spec(path)
-
-
-def test_fields_at_their_default_do_not_count():
-    """A switch that is added later must not rename what was computed."""
-    timing = throughput.Spec(machine="m", precision="fp32", seq_len=64)
-    text = '{"kind": "throughput", "machine": "m", "precision": "fp32", "seq_len": 64}'
-    assert eval_id(timing) == f"throughput-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    assert eval_id(timing) != eval_id(replace(timing, warmup=3))
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        needle.Spec(wording="w", precision="fp32"),
-        longbench.Spec(dataset="local", precision="fp32"),
-        lm_eval.Spec(include="local", precision="fp32"),
-    ],
-    ids=lambda spec: spec.kind,
-)
-def test_a_text_without_its_corpus_is_no_identity(spec):
-    with pytest.raises(AssertionError, match="has no identity"):
-        eval_id(spec)
-
-
-def test_costs_follow_the_work(tiny_fox):
-    """In FLOPs: twice the documents, twice the cost; a training step three forward passes; metrics nothing."""
-    model = tiny_fox()
-    loss, two = per_token_loss.Spec(context_len=128, num_documents=2), per_token_loss.Spec(context_len=128, num_documents=4)
-    assert two.flops(model) == 2 * loss.flops(model) == 4 * 128 * model_flops(model, 128)
-    timing = throughput.Spec(seq_len=128, batch_size=3, warmup=1, repeats=4)
-    assert timing.flops(model) == 3 * 3 * 5 * 128 * model_flops(model, 128)
-    grid = needle.Spec(lengths=(400, 500), depths=(0.0, 50.0), max_new_tokens=20)
-    assert grid.flops(model) == 2 * (420 * model_flops(model, 400) + 520 * model_flops(model, 500))
-    recall = needle_recall.Spec(lengths=(400,), depths=(0.0, 50.0), samples_per_cell=5)
-    assert recall.flops(model) == 5 * 3 * 400 * model_flops(model, 400)
-    choice = needle_choice.Spec(lengths=(400,), depths=(0.0, 50.0), samples_per_cell=5)
-    assert choice.flops(model) == 5 * 2 * 400 * model_flops(model, 400)
-    words = last_words.Spec(num_documents=2, num_items=7, words=100, near=10)
-    assert words.flops(model) == 7 * (200 * model_flops(model, 200) + 20 * model_flops(model, 20))
-    assert training_curve.Spec().flops(model) == 0
-    assert gate_maps.Spec().flops(model) == 2 * 16384 * model_flops(model, 16384)
-    few, all_of_it = longbench.Spec(tasks=("trec",), max_examples=7, max_prompt_tokens=300), longbench.Spec(tasks=("trec",))
-    assert few.flops(model) == 7 * (300 + 64) * model_flops(model, 300)
-    assert all_of_it.flops(model) == 200 * (15500 + 64) * model_flops(model, 15500)
-    assert lm_eval.Spec(tasks=("copa",), limit=10).flops(model) == 10 * 40 * model_flops(model, 512)
-
-
-GRID = dict(lengths=(300, 400), depths=(0.0, 50.0), samples_per_cell=3)
-READS = {
-    "per_token_loss": (dict(context_len=64, num_documents=3), [(192, 64)]),
-    "needle": (GRID | dict(max_new_tokens=20), [(6 * 320, 300), (6 * 420, 400)]),
-    "needle_recall": (GRID, [(9 * 300, 300), (9 * 400, 400)]),  # with the needle at every depth, and without
-    "needle_choice": (GRID, [(6 * 300, 300), (6 * 400, 400)]),
-    "recall": (dict(num_sequences=5, seq_len=64), [(320, 64)]),
-    "equal_logits": ({}, [(128, 128)]),
-    "longbench": (dict(tasks=("trec",), dataset="local-v1:aa", max_prompt_tokens=99, max_new_tokens=5), [(2 * 104, 99)]),
-    "lm_eval": (dict(tasks=("copa", "openbookqa"), include="local-v1:aa", max_length=99), [(20 * (40 + 100), 99)]),
-    "gate_maps": (dict(seq_len=64, distance=8), [(128, 64)]),  # once for all heads, and once for those that are drawn
-    "throughput": ({}, []), "training_curve": ({}, []), "parameters": ({}, []),
-    "pruning": (dict(context_len=64, num_documents=3), [(4 * 192, 64)]),  # whole and pruned, at once and by tokens
-    "attention_speed": (dict(seq_len=64, batch_size=2, warmup=1, repeats=3), [(24 * 128, 64)]),  # three passes, both ways
-    "ruler": (dict(tasks=("niah_single_1", "niah_single_2"), lengths=(512, 64), samples=9), [(18 * 512, 512), (18 * 64, 64)]),
-    "context_use": (dict(contexts=(8, 32), places=(64, 40, 24), targets=16, num_documents=3), [*[(72, 24)] * 3, (144, 48)]),
-    "last_words": (dict(num_documents=2, num_items=7, words=100, near=10), [(1400, 200), (140, 20)]),
-    "decoding": (dict(lengths=(128, 99), batch_sizes=(1, 3), repeats=4), [(60 * 128, 128), (60 * 99, 99)]),
+GRID = dict(lengths=(330, 260), depths=(0.0, 50.0, 100.0), samples_per_cell=2, reserve=80)
+KEYS = dict(mode="passkey", lengths=(150, 90), depths=(0.0, 60.0), samples_per_cell=2, max_new_tokens=3)
+EXAMPLES = {
+    "per_token_loss": dict(context_len=48, num_documents=3),
+    "context_use": dict(contexts=(8, 32, 88), places=(120, 60), targets=16, num_documents=2),
+    "needle": GRID | dict(mode="easy", reserve=150, lengths=(420, 330), max_new_tokens=3),
+    "needle_recall": GRID,
+    "needle_choice": GRID,
+    "longbench": dict(dataset="local", tasks=("hotpotqa", "trec"), max_prompt_tokens=200, max_new_tokens=4),
+    "lm_eval": dict(include="local", tasks=("copa", "wikitext"), limit=3, max_length=1024, batch_size=4),
+    "gate_maps": dict(seq_len=64, distance=8, grid=8),
+    "pruning": dict(context_len=64, num_documents=2, decoded_tokens=4, tile=16),
+    "attention_speed": dict(seq_len=64, warmup=0, repeats=1),
+    "throughput": dict(seq_len=32, warmup=0, repeats=1),
+    "training_curve": {},
+    "parameters": {},
+    "equal_logits": {},
+    "recall": dict(num_sequences=5),
 }  # fmt: skip
+"""Fields of a spec of each kind that the small corpus is enough for; recall has a corpus of its own (test_recall.py)."""
+EXACT = ("per_token_loss", "context_use", "needle", "needle_recall", "needle_choice", "gate_maps", "pruning")
+RESUMED = ("context_use", "needle", "needle_recall", "needle_choice", "longbench", "lm_eval")
 
 
-@pytest.mark.parametrize("kind", READS)
-def test_every_evaluation_says_how_many_tokens_it_reads(kind):
-    given, reads = READS[kind]
-    assert KINDS[kind](**given).tokens_read() == reads
+@pytest.fixture(scope="module")
+def model(tiny_fox):
+    torch.manual_seed(0)
+    model = build_model(tiny_fox()).eval()
+    with torch.no_grad():  # sharper logits: near ties would be decided by rounding
+        model.get_output_embeddings().weight.mul_(8.0)
+    return model
 
 
-def test_choices_are_read_four_times_and_pass_keys_answered_in_a_few_tokens():
-    ruler = KINDS["ruler"](tasks=("niah_single_1",), lengths=(512,), samples=9, answers="choose")
-    assert ruler.tokens_read() == [(4 * 9 * 512, 512)]
-    assert KINDS["needle"](**GRID, mode="passkey").tokens_read() == [(6 * 312, 300), (6 * 412, 400)]
+@pytest.fixture
+def loaded(model, in_memory, corpus):
+    return in_memory(model, TextCodec(corpus.tokenizer))
 
 
-def model_flops(model, seq_len: int) -> int:
-    return model.flops_per_token(seq_len)
+def evaluate(loaded, spec, context) -> pd.DataFrame:
+    return import_module(f"eval.{spec.kind}.measure").evaluate(loaded, spec, context)
+
+
+def test_a_folder_is_a_kind():
+    folder = Path(room.__path__[0])
+    beyond = {"ruler", "last_words", "cache_eviction", "decoding"}
+    made = {path.parent.name for path in folder.glob("*/measure.py")} - beyond
+    assert made == set(EXAMPLES), "give EXAMPLES one of the new kind"
+    assert made <= set(KINDS) and all(spec.kind == name for name, spec in KINDS.items())
+
+
+def test_every_kind_runs_as_a_job_and_writes_rows_of_its_schema(make_run, corpus, bind, tmp_path, capsys):
+    run = make_run()
+    steps = (dict(step=s, tokens=2048 * s, loss=7.0, grad_norm=1.0, lr=1e-3, tokens_per_s=5e3) for s in range(1, 11))
+    (run / "metrics.jsonl").write_text("".join(line({**row, "mfu": None, "mfu_dense": None}) for row in steps))
+    specs = [bind(KINDS[kind](**given)) for kind, given in EXAMPLES.items() if kind != "recall"]
+    for spec in specs:
+        (tmp_path / spec.kind).write_bytes(EVAL_SPEC.dump_json(spec))
+    paths = [str(tmp_path / spec.kind) for spec in specs]
+    assert job_main([str(run), "--spec", *paths, "--corpus", str(corpus.folder)]) == 0, capsys.readouterr().err
+    for spec in specs:
+        rows, meta = read_rows(run / "evals" / f"{eval_id(spec)}.parquet")
+        assert len(spec.SCHEMA.validate(rows)) and meta["spec"] == EVAL_SPEC.dump_python(spec, mode="json")
+        assert spec.summary(rows)
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_neither_batches_nor_restarts_change_the_rows(kind, loaded, model, bind, corpus, tmp_path):
+    """One prompt at a time, and with half of the samples from a file whose last line was cut off."""
+    spec, read = bind(KINDS[kind](**EXAMPLES[kind])), []
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda module, given: read.append(given[0].numel()))
+    path = tmp_path / "x.partial.jsonl"
+    single = Context(corpus=corpus, sources=Sources(batch_tokens=1), partial=Partial(path, "x"))
+    whole, alone = evaluate(loaded, spec, Context(corpus=corpus)), evaluate(loaded, spec, single)
+    lines, first = path.read_text().splitlines(keepends=True), sum(read)
+    path.write_text("".join(lines[: len(lines) // 2]) + lines[-1][:9])
+    read.clear()
+    resumed = evaluate(loaded, spec, Context(corpus=corpus, partial=Partial(path, "x")))
+    hook.remove()
+    assert 0 < sum(read) < first / 2
+    for rows in (alone, resumed):
+        pd.testing.assert_frame_equal(rows, whole, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_costs_are_of_the_tokens_that_are_read(kind, loaded, model, bind, corpus):
+    spec, read = bind(KINDS[kind](**EXAMPLES[kind])), []
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda module, given: read.append(given[0].numel()))
+    evaluate(loaded, spec, Context(corpus=corpus, sources=Sources(batch_tokens=1)))
+    hook.remove()
+    told = spec.tokens_read()
+    assert sum(tokens for tokens, _ in told) == pytest.approx(sum(read), rel=0.3)
+    assert spec.flops(model.config.to_spec()) == sum(n * model.config.to_spec().flops_per_token(length) for n, length in told)
+
+
+def test_costs_of_what_is_timed_or_of_others_tasks(tiny_fox):
+    """A training step is three passes, of both models where there are two; generation reads the prompt, then the rest."""
+    fox, small = tiny_fox(), tiny_fox(num_layers=1)
+    given = dict(seq_len=128, batch_size=3, warmup=1, repeats=4)
+    flops = fox.flops_per_token(128)
+    assert KINDS["throughput"](**given, beside=small).flops(fox) == 3 * 5 * 384 * (flops + small.flops_per_token(128))
+    assert KINDS["throughput"](**given, mode="generate", new_tokens=10).flops(fox) == 5 * (384 + 30) * flops
+    assert KINDS["attention_speed"](seq_len=128, warmup=1, repeats=4).flops(fox) == 2 * 5 * 3 * 128 * flops
+    trec, copa = int(LONGBENCH["trec"]["num_examples"]), HARNESS["copa"]
+    few, all_of_it = (KINDS["longbench"](tasks=("trec",), max_examples=count) for count in (7, None))
+    assert [few.tokens_read(), all_of_it.tokens_read()] == [[(count * (15500 + 64), 15500)] for count in (7, trec)]
+    assert KINDS["lm_eval"](tasks=("copa",)).tokens_read() == [(int(copa["examples"]) * int(copa["tokens"]), 512)]
+    assert KINDS["recall"](num_sequences=5, seq_len=64).tokens_read() == [(320, 64)]
+    assert KINDS["training_curve"]().flops(fox) == 0
+
+
+def other(value: object) -> object:
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case tuple():
+            return value + value[-1:] or (1,)
+    return f"{value}x"
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_every_field_enters_the_identity_and_nothing_else(kind, bind, corpus):
+    spec = bind(KINDS[kind](**EXAMPLES[kind]))
+    assert EVAL_SPEC.validate_json(EVAL_SPEC.dump_json(spec)) == spec
+    names = {field.name for field in fields(spec)} - {"kind"}
+    assert set(EVAL_SPEC.dump_python(spec)) == names | {"kind"}
+    ids = {eval_id(spec)}
+    for name in names:
+        changed = copy.copy(spec)
+        object.__setattr__(changed, name, other(getattr(spec, name)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pydantic's, of a value that the field does not have
+            ids.add(eval_id(changed))
+    assert len(ids) == 1 + len(names)
+    read = [getattr(spec, name) for name in ("corpus", "text", "dataset", "include") if name in names]
+    assert all(corpus.spec.fingerprint in each for each in read)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_spec_that_does_not_say_what_it_reads_has_no_identity(kind, bind):
+    spec = KINDS[kind](**EXAMPLES[kind])
+    whole, missing = bind(spec), unbound(spec)
+    assert unbound(whole) == []
+    for name in missing:
+        with pytest.raises(AssertionError, match=name):
+            eval_id(replace(whole, **{name: getattr(spec, name)}))
+    needed = {"corpus", "text", "dataset", "include", "wording", "precision", "machine"}
+    assert set(missing) == needed & {field.name for field in fields(spec)}
+
+
+def test_stored_identities_stay(bind):
+    """Of fields at their default, which a later version may add; and of rows that were measured in an earlier way."""
+    stored = KINDS["throughput"](seq_len=32, machine="NVIDIA H200", precision="bf16")
+    assert eval_id(stored) == "throughput-3eec709d" != eval_id(replace(stored, step="stepper"))
+    assert [bind(KINDS["throughput"](mode=mode)).step for mode in ("train", "generate")] == ["stepper", "token"]
 
 
 def test_options_that_nothing_reads_are_found(bind, tmp_path, texts_folder):
     file = tmp_path / "x"
-    local = [bind(spec) for spec in SMALLEST]
+    local = [bind(KINDS[kind](**given)) for kind, given in EXAMPLES.items()]
     given = Sources(longbench=file, include_path=file, haystack=file, judge_url="u", prompts=file, corpus=file)
     assert unread(local, given) == ["--haystack", "--longbench", "--include-path", "--judge-url"]
-    with pytest.raises(ValueError, match=r"judge 'm' needs .*--judge-url"):
-        bind(needle.Spec(judge="m"), haystack=texts_folder)
-    others = bind(needle.Spec(judge="m"), haystack=texts_folder, judge_url="u")
-    assert unread([*local, others], given) == ["--longbench", "--include-path"]
-    assert unread([], Sources(corpus=file, batch_tokens=3)) == []
-
-
-def test_sources_as_arguments_give_the_same_sources(tmp_path):
-    sources = Sources(haystack=tmp_path, haystack_unsorted=True, tokenizer="bytes", batch_tokens=7, judge_key_env="KEY")
-    job = parse(Job, ["run", "--spec", "a.json", *arguments_of(sources)], "test", "")
-    assert job.sources == sources
-    assert arguments_of(Sources()) == []
+    judged = bind(KINDS["needle"](judge="m"), haystack=texts_folder, judge_url="u")
+    assert unread([*local, judged], given) == ["--longbench", "--include-path"]

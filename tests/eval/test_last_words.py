@@ -12,7 +12,7 @@ from eval.shell.batching import at_ends
 from eval.shell.context import Context
 from eval.shell.partial import Partial
 from eval.shell.text import TextCodec, heldout_texts
-from tests.eval.test_needle_recall import Copying, llama
+from tests.eval.oracles import Copying, llama
 
 RULE = Spec(num_documents=1, num_items=9, words=8, near=3, common=1)
 TEXT = "the harbour was the calm the one the way to the harbour. They saw the."

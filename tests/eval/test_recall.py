@@ -9,14 +9,15 @@ import torch
 from data.recall import RecallTask
 from data.spec import DataSpec
 from eval.equal_logits import measure as weights
-from eval.equal_logits import spec as equal_logits
+from eval.equal_logits.spec import Spec as EqualLogits
 from eval.recall import measure
-from eval.recall import spec as recall
+from eval.recall.spec import Spec as Recall
 from eval.shell.context import Context
 from eval.shell.sources import Sources
 from eval.shell.spec import Setting
 from models.build import build_model
-from training.spec import RunSpec
+from models.spec import Mamba2Spec
+from training.spec import TrainSpec
 
 TASK = RecallTask(num_keys=4, num_assignments=3, num_queries=2, num_symbols=8)
 DATA = DataSpec.of_recall(TASK)
@@ -38,44 +39,38 @@ class Reader:
         return SimpleNamespace(logits=logits)
 
 
-def loaded(make_spec, model):
-    run = make_spec(data=DATA)
-    subject = SimpleNamespace(run=run, model="fox_pro")
-    return SimpleNamespace(subject=subject, model=model, fresh=lambda: model)
-
-
 @pytest.fixture
-def make_spec(tiny_fox):
-    def make(data):
-        from training.spec import TrainSpec
-
-        length = data.document_len
-        train = TrainSpec(seq_len=length, batch_tokens=length, train_tokens=10 * length, warmup_tokens=0, peak_lr=1e-3)
-        return RunSpec(name="fox_pro", scale="tiny", model=tiny_fox(data.vocab_size), data=data, train=train)
-
-    return make
+def run(make_spec, tiny_fox):
+    """A run on the task."""
+    length = DATA.document_len
+    train = TrainSpec(seq_len=length, batch_tokens=length, train_tokens=10 * length, warmup_tokens=0, peak_lr=1e-3)
+    return make_spec(tiny_fox(DATA.vocab_size), data=DATA, train=train)
 
 
-def test_answers_are_counted(make_spec):
-    spec = recall.Spec(num_sequences=50).bound(Setting(DATA, Sources(), "fp32", "cpu"))
+def loaded(run, model):
+    return SimpleNamespace(subject=SimpleNamespace(run=run, model="fox_pro"), model=model, fresh=lambda: model)
+
+
+def test_answers_are_counted(run, monkeypatch):
+    """In batches of some sequences, the last of fewer."""
+    monkeypatch.setattr(measure, "BATCH_TOKENS", 7 * TASK.seq_len)
+    spec = Recall(num_sequences=50).bound(Setting(DATA, Sources(), "fp32", "cpu"))
     assert (spec.seq_len, spec.corpus) == (TASK.seq_len, DATA.fingerprint)
-    rows = measure.evaluate(loaded(make_spec, Reader(last=True)), spec, Context())
-    recall.Spec.SCHEMA.validate(rows)
+    rows = Recall.SCHEMA.validate(measure.evaluate(loaded(run, Reader(last=True)), spec, Context()))
     assert (rows["num_correct"] == 8).all() and (rows["num_stale"] == 0).all() and (rows["num_queries"] == 8).all()
-    rows = measure.evaluate(loaded(make_spec, Reader(last=False)), spec, Context())
+    rows = measure.evaluate(loaded(run, Reader(last=False)), spec, Context())
     assert 0.2 < rows["num_correct"].sum() / 400 < 0.7, "of keys that were assigned once, and by chance"
-    assert (rows["num_stale"] == 8 - rows["num_correct"]).all()
-    assert "of 400 queries answered" in spec.summary(rows)[0]
+    assert (rows["num_stale"] == 8 - rows["num_correct"]).all() and len(rows) == 50
 
 
-def test_only_runs_of_the_task_are_asked(make_spec, corpus, tiny_fox, bind):
-    run = make_spec(DATA)
-    text = SimpleNamespace(name="fox_pro", data=corpus.spec)
-    recall.Spec().check(run, None)
-    with pytest.raises(ValueError, match="fox_pro was trained on text"):
-        recall.Spec().check(text, None)
-    with pytest.raises(ValueError, match="which fox_pro was not trained on"):
-        measure.evaluate(loaded(make_spec, Reader(last=True)), bind(recall.Spec()), Context())
+def test_only_runs_of_the_task_are_asked(run, make_spec, bind):
+    Recall().check(run, None)
+    for asked in (
+        lambda: Recall().check(make_spec(), None),
+        lambda: measure.evaluate(loaded(run, None), bind(Recall()), None),
+    ):
+        with pytest.raises(ValueError, match="trained on"):
+            asked()
 
 
 @pytest.mark.parametrize("kind", ["stick_breaking", "softmax", "alibi"])
@@ -85,11 +80,8 @@ def test_weights_of_equal_logits(tiny_fox, kind):
         "softmax": dict(forget_gate="none", use_rope=True),
         "alibi": dict(forget_gate="fixed", decay_time_min=16.0, decay_time_max=256.0),
     }[kind]
-    model = build_model(tiny_fox(**changes)).eval()
-    subject = SimpleNamespace(run=None, model=kind)
-    rows = weights.evaluate(SimpleNamespace(subject=subject, fresh=lambda: model), equal_logits.Spec(), Context())
-    equal_logits.Spec.SCHEMA.validate(rows)
-    by_head = rows.pivot(index="head", columns="distance", values="weight").to_numpy()
+    rows = weights.evaluate(loaded(None, build_model(tiny_fox(**changes)).eval()), EqualLogits(), Context())
+    by_head = EqualLogits.SCHEMA.validate(rows).pivot(index="head", columns="distance", values="weight").to_numpy()
     distance = np.arange(32)
     if kind == "stick_breaking":
         expected = np.append(0.0, 0.5 ** distance[1:])[None]
@@ -101,7 +93,11 @@ def test_weights_of_equal_logits(tiny_fox, kind):
     np.testing.assert_allclose(by_head, np.broadcast_to(expected, by_head.shape), atol=1e-6)
 
 
-def test_equal_logits_need_attention():
-    run = SimpleNamespace(name="mamba2", model=SimpleNamespace(kind="mamba2"))
-    with pytest.raises(ValueError, match="mamba2 is not an attention model"):
-        equal_logits.Spec().check(run, None)
+def test_equal_logits_need_attention(make_spec):
+    mamba = Mamba2Spec(vocab_size=512, hidden_size=64, num_layers=1, head_dim=32)
+    for asked in (
+        lambda: EqualLogits().check(make_spec(mamba), None),
+        lambda: weights.evaluate(loaded(None, build_model(mamba)), EqualLogits(), Context()),
+    ):
+        with pytest.raises(ValueError, match="not an attention model"):
+            asked()
