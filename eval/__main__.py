@@ -13,10 +13,10 @@ import tyro
 
 from eval.job import Command, run
 from eval.kinds import KINDS, eval_id, unread
-from eval.shell.context import make_context
-from eval.shell.loading import Loaded, Subject
-from eval.shell.machine import go_offline_if_unreachable, machine_name, use
-from eval.shell.spec import EvalSpec, Setting
+from eval.runner.context import make_context
+from eval.runner.loading import Loaded, Subject
+from eval.runner.machine import go_offline_if_unreachable, machine_name, use
+from eval.runner.spec import EvalSpec, Setting
 from results.store import read_rows
 from training.command_line import guarded, parse
 from training.signals import EXIT_FINISHED

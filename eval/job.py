@@ -16,12 +16,12 @@ import tyro
 from pydantic import TypeAdapter
 
 from eval.kinds import EVAL_SPEC, eval_id, unbound, unread
-from eval.shell.context import Context, make_context
-from eval.shell.loading import Loaded, Subject
-from eval.shell.machine import go_offline_if_unreachable, machine_name, peak_memory_gib, reset_peak_memory, use
-from eval.shell.partial import Partial
-from eval.shell.sources import Sources
-from eval.shell.spec import EvalSpec
+from eval.runner.context import Context, make_context
+from eval.runner.loading import Loaded, Subject
+from eval.runner.machine import go_offline_if_unreachable, machine_name, peak_memory_gib, reset_peak_memory, use
+from eval.runner.partial import Partial
+from eval.runner.sources import Sources
+from eval.runner.spec import EvalSpec
 from results.atomic import check_writable
 from results.provenance import provenance
 from results.store import fault_of, read_rows, write_rows

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Union
 
 from pydantic import Field, TypeAdapter
 
-from eval.shell.sources import UserData
-from eval.shell.spec import EvalSpec
+from eval.runner.sources import UserData
+from eval.runner.spec import EvalSpec
 
 NAMES = (
     "per_token_loss", "needle", "needle_recall", "recall", "equal_logits", "longbench", "lm_eval", "gate_maps", "throughput",

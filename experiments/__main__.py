@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional
 
-from eval.shell.machine import machine_name
+from eval.runner.machine import machine_name
 from experiments import adopt, artefact, compare, execute, overview, plan, render
 from experiments.collect import DrawSpec
 from experiments.recipes import Recipe, check_name

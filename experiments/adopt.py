@@ -13,7 +13,7 @@ from pathlib import Path
 
 from data.corpus import Corpus
 from data.spec import DataSpec
-from eval.shell.loading import Loaded, Subject
+from eval.runner.loading import Loaded, Subject
 from experiments.recipes import Recipe
 from models.spec import ModelSpec
 from models.weight_files import tokenizer_files, weight_files

@@ -13,7 +13,7 @@ from types import UnionType
 from analysis.study import Series, Study
 from analysis.tables import Table, write_table
 from analysis.verdict import Claim, Look
-from eval.shell.spec import EvalSpec
+from eval.runner.spec import EvalSpec
 from experiments.recipes import Recipe
 from experiments.scales import Scale
 

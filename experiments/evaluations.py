@@ -14,7 +14,7 @@ from eval.parameters import spec as parameters
 from eval.per_token_loss import spec as per_token_loss
 from eval.pruning import spec as pruning
 from eval.recall import spec as recall
-from eval.shell.spec import EvalSpec
+from eval.runner.spec import EvalSpec
 from eval.throughput import spec as throughput
 from eval.training_curve import spec as training_curve
 from experiments.recipes import model_spec

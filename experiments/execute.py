@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from data.plan import CorpusPlan
 from data.prepare import prepare
-from eval.shell.machine import go_offline_if_unreachable
+from eval.runner.machine import go_offline_if_unreachable
 from experiments import graph
 from experiments.collect import BOUND, Collected, DrawSpec, collect
 from experiments.compare import by_seeds, print_bands

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data.plan import CorpusPlan
 from eval.kinds import TIMED, eval_id
-from eval.shell.spec import EvalSpec
+from eval.runner.spec import EvalSpec
 from experiments.collect import is_collected, is_drawn
 from experiments.plan import Plan, Run
 from experiments.request import Corpora, Request

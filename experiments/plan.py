@@ -14,7 +14,7 @@ from data.spec import DataSpec
 from data.tokenizer import parse_tokenizer
 from eval.kinds import EVAL_SPEC, eval_id, unread
 from eval.needle import spec as needle
-from eval.shell.spec import EvalSpec, Setting
+from eval.runner.spec import EvalSpec, Setting
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
 from experiments.collect import DrawSpec, LineSpec

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 from tyro.constructors import PrimitiveConstructorSpec
 
-from eval.shell.sources import Sources, UserData
+from eval.runner.sources import Sources, UserData
 from experiments.scales import get_scale
 from training.spec import Execution
 

@@ -52,5 +52,5 @@ def provenance(device_name: str, world_size: int = 1) -> dict[str, Any]:
 
 
 def is_cpu(machine: str) -> bool:
-    """Return whether a machine, as named by `machine_name` in eval/shell, is a CPU."""
+    """Return whether a machine, as named by `machine_name` in eval/runner, is a CPU."""
     return machine.endswith(" cores")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from eval.kinds import KINDS
 from eval.needle.judge import Judge
-from eval.shell.context import Compute, Context
-from eval.shell.sources import Sources
+from eval.runner.context import Compute, Context
+from eval.runner.sources import Sources
 from experiments.collect import DrawSpec
 from experiments.request import Request
 from experiments.scales import SCALES

@@ -17,8 +17,8 @@ from data.recall import RecallTask
 from data.spec import DataSpec
 from eval import job as evaluation
 from eval.kinds import KINDS, eval_id
-from eval.shell.loading import _content_id
-from eval.shell.sources import digest
+from eval.runner.loading import _content_id
+from eval.runner.sources import digest
 from experiments.plan import _corpus_key
 from experiments.scales import SCALES
 from models.delta_net.spec import DeltaNetSpec

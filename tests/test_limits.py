@@ -23,7 +23,7 @@ from eval.decoding.spec import FIRST
 from eval.kinds import KINDS
 from eval.needle.spec import LEAST_HAYSTACK
 from eval.needle.wording import DEFAULT_WORDING, NAMES, Wording
-from eval.shell.stand_ins import check_stand_ins
+from eval.runner.stand_ins import check_stand_ins
 from experiments.plan import _check_names
 from experiments.request import Request
 from kernels.attention_shared.arguments import check_limit_values, check_limits

@@ -8,10 +8,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.attention_speed.spec import Spec
-from eval.shell.context import Compute, Context
-from eval.shell.heldout import open_heldout
-from eval.shell.loading import Loaded
-from eval.shell.machine import check_machine
+from eval.runner.context import Compute, Context
+from eval.runner.heldout import open_heldout
+from eval.runner.loading import Loaded
+from eval.runner.machine import check_machine
 from eval.throughput.measure import QUANTILES, seconds_of, training_step
 from eval.throughput.spec import Spec as Timing
 from kernels.forgetting_attention import forgetting_attention

@@ -9,8 +9,8 @@ from typing import Literal, Self
 
 import pandas as pd
 
-from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import Content, LogTolerance, Setting
+from eval.runner.heldout import HeldoutSpec
+from eval.runner.spec import Content, LogTolerance, Setting
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from eval.cache_eviction.spec import Spec
 from eval.per_token_loss.measure import document_losses
 from eval.pruning.measure import attending, most_dropped
-from eval.shell.context import Context
-from eval.shell.heldout import open_heldout
-from eval.shell.loading import Loaded
+from eval.runner.context import Context
+from eval.runner.heldout import open_heldout
+from eval.runner.loading import Loaded
 from kernels.forgetting_attention import attention_without_tiles, skipped_tiles
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers
 from training.progress import Progress

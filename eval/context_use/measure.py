@@ -7,10 +7,10 @@ import pandas as pd
 
 from data.sampler import bos_roll
 from eval.context_use.spec import Spec
-from eval.shell.batching import check_positions, recorded
-from eval.shell.context import Context
-from eval.shell.heldout import open_heldout
-from eval.shell.loading import Loaded
+from eval.runner.batching import check_positions, recorded
+from eval.runner.context import Context
+from eval.runner.heldout import open_heldout
+from eval.runner.loading import Loaded
 from models.loss import token_losses
 
 

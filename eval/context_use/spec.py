@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import pandas as pd
 
-from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import Once
+from eval.runner.heldout import HeldoutSpec
+from eval.runner.spec import Once
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 

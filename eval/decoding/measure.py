@@ -10,11 +10,11 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from eval.decoding.spec import FIRST, Spec
-from eval.shell.context import Compute, Context
-from eval.shell.generation import NewCache, seconds_of_tokens
-from eval.shell.heldout import open_heldout
-from eval.shell.loading import Loaded
-from eval.shell.machine import check_machine, peak_memory_gib, reset_peak_memory
+from eval.runner.context import Compute, Context
+from eval.runner.generation import NewCache, seconds_of_tokens
+from eval.runner.heldout import open_heldout
+from eval.runner.loading import Loaded
+from eval.runner.machine import check_machine, peak_memory_gib, reset_peak_memory
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import spec_of
 from models.cache import DecodingCache

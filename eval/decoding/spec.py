@@ -15,8 +15,8 @@ from typing import Annotated, Literal, Self
 
 import pandas as pd
 
-from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import Content, LogTolerance, Once, Setting
+from eval.runner.heldout import HeldoutSpec
+from eval.runner.spec import Content, LogTolerance, Once, Setting
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 

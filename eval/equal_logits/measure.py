@@ -5,8 +5,8 @@ import pandas as pd
 import torch
 
 from eval.equal_logits.spec import Spec
-from eval.shell.context import Context
-from eval.shell.loading import Loaded
+from eval.runner.context import Context
+from eval.runner.loading import Loaded
 from models.forgetting_transformer.module import ForgettingAttention
 
 

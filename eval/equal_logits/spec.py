@@ -10,7 +10,7 @@ from typing import Literal, Self
 import pandas as pd
 
 from data.corpus import Counts
-from eval.shell.spec import EvalSpec, Precision, Setting
+from eval.runner.spec import EvalSpec, Precision, Setting
 from models.spec import ForgettingTransformerSpec
 from models.spec_parts import strict
 from results.schema import Schema, integer, number

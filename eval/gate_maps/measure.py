@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from data.sampler import bos_roll
 from eval.gate_maps.spec import Spec
-from eval.shell.context import Compute, Context
-from eval.shell.heldout import open_heldout
-from eval.shell.loading import Loaded
+from eval.runner.context import Compute, Context
+from eval.runner.heldout import open_heldout
+from eval.runner.loading import Loaded
 from kernels.forgetting_attention import pruned_tile_share
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
 from training.progress import Progress

@@ -10,8 +10,8 @@ from typing import Literal
 import pandas as pd
 
 from data.corpus import Counts
-from eval.shell.heldout import HeldoutSpec
-from eval.shell.spec import LogTolerance
+from eval.runner.heldout import HeldoutSpec
+from eval.runner.spec import LogTolerance
 from models.spec import ForgettingTransformerSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text

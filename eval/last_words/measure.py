@@ -10,10 +10,10 @@ import pandas as pd
 import torch
 
 from eval.last_words.spec import Spec
-from eval.shell.batching import Row, recorded_ends, score
-from eval.shell.context import Context
-from eval.shell.loading import Loaded
-from eval.shell.text import TextCodec, heldout_texts
+from eval.runner.batching import Row, recorded_ends, score
+from eval.runner.context import Context
+from eval.runner.loading import Loaded
+from eval.runner.text import TextCodec, heldout_texts
 
 LETTERS = 4
 WORD = re.compile("[A-Za-z]+")

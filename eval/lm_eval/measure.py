@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 from eval.lm_eval.spec import IN_PERCENT, SHARES, Spec, check_names
 from eval.lm_eval.task_files import HARNESS_VERSION, answer_options, load_tasks, quiet, write_stand_ins
 from eval.lm_eval.tasks import TABLE
-from eval.shell.batching import Row, Scored, at_ends, check_positions, in_batches, score
-from eval.shell.context import Context
-from eval.shell.generation import end_ids, generate
-from eval.shell.loading import Loaded
-from eval.shell.stand_ins import StandIns, fingerprint_in
-from eval.shell.text import TextCodec
+from eval.runner.batching import Row, Scored, at_ends, check_positions, in_batches, score
+from eval.runner.context import Context
+from eval.runner.generation import end_ids, generate
+from eval.runner.loading import Loaded
+from eval.runner.stand_ins import StandIns, fingerprint_in
+from eval.runner.text import TextCodec
 from models.loss import token_losses
 from training.progress import Progress
 

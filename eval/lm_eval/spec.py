@@ -10,9 +10,9 @@ import tyro
 
 from data.corpus import Counts
 from eval.lm_eval.tasks import TABLE, TASKS
-from eval.shell.sources import UserData, check_choice, checked, digest
-from eval.shell.spec import EvalSpec, Once, PrecisionOption, Setting
-from eval.shell.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
+from eval.runner.sources import UserData, check_choice, checked, digest
+from eval.runner.spec import EvalSpec, Once, PrecisionOption, Setting
+from eval.runner.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec

@@ -18,7 +18,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from data.source import first_line
 from eval.lm_eval.tasks import TABLE, TASKS
-from eval.shell.stand_ins import VERSION, StandIns
+from eval.runner.stand_ins import VERSION, StandIns
 
 HARNESS_VERSION = importlib.metadata.version("lm_eval")
 PLACES = ("data_files", "data_dir", "dataset_path")

@@ -19,12 +19,12 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import pandas as pd
 
 from eval.longbench.spec import TABLE, Spec, hub_archive, hub_name, task_file
-from eval.shell.context import Context
-from eval.shell.generation import answered
-from eval.shell.loading import Loaded
-from eval.shell.sources import checked
-from eval.shell.stand_ins import StandIns, fingerprint_in
-from eval.shell.text import TextCodec
+from eval.runner.context import Context
+from eval.runner.generation import answered
+from eval.runner.loading import Loaded
+from eval.runner.sources import checked
+from eval.runner.stand_ins import StandIns, fingerprint_in
+from eval.runner.text import TextCodec
 
 FEW_SHOT = ("trec", "triviaqa", "samsum")
 # The public templates have an empty line between examples and question, and a line break at the end where code follows.

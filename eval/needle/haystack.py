@@ -10,9 +10,9 @@ from typing import Any
 from data.text_files import TextSource, read_documents
 from eval.needle.spec import LEAST_HAYSTACK, Grid
 from eval.needle.wording import Wording
-from eval.shell.context import Context
-from eval.shell.sources import checked
-from eval.shell.text import TextCodec, heldout_texts
+from eval.runner.context import Context
+from eval.runner.sources import checked
+from eval.runner.text import TextCodec, heldout_texts
 
 SPARE = 64  # tokens of haystack beyond a cell's length, needed to reach an exact count
 MAX_SKIPS = 8

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 
 from data.source import first_line
-from eval.shell.context import Context
+from eval.runner.context import Context
 from results.atomic import write_atomic
 
 _NO_COMPLETION = "(not a chat completion)"

@@ -11,11 +11,11 @@ import pandas as pd
 from eval.needle.haystack import Cell, CellBuilder
 from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, NAMES, Wording, words
-from eval.shell.context import Context
-from eval.shell.generation import answered
-from eval.shell.loading import Loaded
-from eval.shell.sources import checked
-from eval.shell.text import TextCodec
+from eval.runner.context import Context
+from eval.runner.generation import answered
+from eval.runner.loading import Loaded
+from eval.runner.sources import checked
+from eval.runner.text import TextCodec
 
 if TYPE_CHECKING:
     from eval.needle.judge import Judge

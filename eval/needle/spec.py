@@ -10,8 +10,8 @@ from pydantic import Field
 
 from data.corpus import Counts
 from eval.needle.wording import DEFAULT_WORDING, NAMES, Wording, words
-from eval.shell.sources import check_choice, digest, fingerprint
-from eval.shell.spec import Content, EvalSpec, Once, Precision, PrecisionOption, Setting
+from eval.runner.sources import check_choice, digest, fingerprint
+from eval.runner.spec import Content, EvalSpec, Once, Precision, PrecisionOption, Setting
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec

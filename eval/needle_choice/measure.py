@@ -7,10 +7,10 @@ import torch
 from eval.needle.haystack import Cell, CellBuilder
 from eval.needle.wording import CHOICES, Choices, Wording
 from eval.needle_choice.spec import OFFERED, Spec
-from eval.shell.batching import Row, recorded_ends
-from eval.shell.context import Context
-from eval.shell.loading import Loaded
-from eval.shell.text import TextCodec
+from eval.runner.batching import Row, recorded_ends
+from eval.runner.context import Context
+from eval.runner.loading import Loaded
+from eval.runner.text import TextCodec
 
 SEED = 20251124
 

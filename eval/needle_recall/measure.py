@@ -5,9 +5,9 @@ import pandas as pd
 from eval.needle.haystack import CellBuilder
 from eval.needle.wording import read_facts
 from eval.needle_recall.spec import Spec
-from eval.shell.batching import Row, recorded_ends, score
-from eval.shell.context import Context
-from eval.shell.loading import Loaded
+from eval.runner.batching import Row, recorded_ends, score
+from eval.runner.context import Context
+from eval.runner.loading import Loaded
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:

@@ -3,8 +3,8 @@
 import pandas as pd
 
 from eval.parameters.spec import INPUT_EMBEDDING, Spec
-from eval.shell.context import Context
-from eval.shell.loading import Loaded
+from eval.runner.context import Context
+from eval.runner.loading import Loaded
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:

@@ -10,10 +10,10 @@ from torch import nn
 
 from data.sampler import bos_roll
 from eval.per_token_loss.spec import Spec
-from eval.shell.batching import check_positions
-from eval.shell.context import Compute, Context
-from eval.shell.heldout import open_heldout
-from eval.shell.loading import Loaded, vocab_size
+from eval.runner.batching import check_positions
+from eval.runner.context import Compute, Context
+from eval.runner.heldout import open_heldout
+from eval.runner.loading import Loaded, vocab_size
 from models.loss import token_losses
 from training.progress import Progress
 

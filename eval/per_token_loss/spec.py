@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from eval.shell.heldout import HeldoutSpec
+from eval.runner.heldout import HeldoutSpec
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 

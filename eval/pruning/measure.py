@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from data.sampler import bos_roll
 from eval.per_token_loss.measure import document_losses
 from eval.pruning.spec import Spec
-from eval.shell.context import Compute, Context
-from eval.shell.heldout import open_heldout
-from eval.shell.loading import Loaded
+from eval.runner.context import Compute, Context
+from eval.runner.heldout import open_heldout
+from eval.runner.loading import Loaded
 from kernels.forgetting_attention import TILE, attention_without_tiles, forgetting_attention, gates_of_sums
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers, pruning
 from training.progress import Progress

@@ -6,8 +6,8 @@ import torch
 
 from data.recall import heldout
 from eval.recall.spec import Spec
-from eval.shell.context import Context
-from eval.shell.loading import Loaded
+from eval.runner.context import Context
+from eval.runner.loading import Loaded
 from training.progress import Progress
 
 BATCH_TOKENS = 2**15

@@ -9,8 +9,8 @@ from typing import Literal, Self
 import pandas as pd
 
 from data.corpus import Counts
-from eval.shell.sources import fingerprint
-from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
+from eval.runner.sources import fingerprint
+from eval.runner.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer
 from training.spec import RunSpec

@@ -18,9 +18,9 @@ from eval.lm_eval.spec import Spec as HarnessSpec
 from eval.lm_eval.task_files import load_tasks, quiet, write_task
 from eval.needle.haystack import haystack_ids, haystack_texts
 from eval.ruler.spec import CHOICES, TASKS, VERSION, Spec
-from eval.shell.context import Context
-from eval.shell.loading import Loaded
-from eval.shell.text import TextCodec
+from eval.runner.context import Context
+from eval.runner.loading import Loaded
+from eval.runner.text import TextCodec
 from training.progress import Progress
 
 TEXTS = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import pandas as pd
 import tyro
 
 from eval.needle.spec import HaystackSpec
-from eval.shell.spec import Once, PrecisionOption, Setting
+from eval.runner.spec import Once, PrecisionOption, Setting
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number
 from results.schema import text as text_column

@@ -15,11 +15,11 @@ import torch
 from transformers import PreTrainedModel
 
 from eval.decoding.spec import FIRST
-from eval.shell.batching import check_positions
-from eval.shell.context import Compute, Context
-from eval.shell.generation import seconds_of_tokens
-from eval.shell.loading import Loaded, vocab_size
-from eval.shell.machine import check_machine, peak_memory_gib
+from eval.runner.batching import check_positions
+from eval.runner.context import Compute, Context
+from eval.runner.generation import seconds_of_tokens
+from eval.runner.loading import Loaded, vocab_size
+from eval.runner.machine import check_machine, peak_memory_gib
 from eval.throughput.spec import Spec
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import build_model, num_params, spec_of

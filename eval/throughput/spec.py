@@ -11,7 +11,7 @@ import pandas as pd
 import tyro
 
 from eval.decoding.spec import FIRST
-from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
+from eval.runner.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.provenance import is_cpu

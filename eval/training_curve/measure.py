@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from eval.shell.context import Context
-from eval.shell.loading import Loaded
+from eval.runner.context import Context
+from eval.runner.loading import Loaded
 from eval.training_curve.spec import Spec
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 import pandas as pd
 
 from data.corpus import Counts
-from eval.shell.spec import EvalSpec
+from eval.runner.spec import EvalSpec
 from models.spec_parts import strict
 from results.schema import Schema, integer, number
 from training.spec import RunSpec

@@ -10,11 +10,11 @@ import torch
 from data.corpus import Corpus
 from data.plan import resolve
 from data.prepare import prepare
-from eval.shell.context import Context
-from eval.shell.machine import machine_name
-from eval.shell.sources import Sources
-from eval.shell.spec import EvalSpec, Setting
-from eval.shell.text import TextCodec
+from eval.runner.context import Context
+from eval.runner.machine import machine_name
+from eval.runner.sources import Sources
+from eval.runner.spec import EvalSpec, Setting
+from eval.runner.text import TextCodec
 from models.build import build_model
 from models.spec import ForgettingTransformerSpec
 from training.distributed import World
@@ -62,7 +62,7 @@ def context(corpus: Corpus) -> Context:
 
 
 class InMemory:
-    """Stands for eval.shell.loading.Loaded."""
+    """Stands for eval.runner.loading.Loaded."""
 
     def __init__(self, model: object, tokenizer: TextCodec | None = None):
         self.model, self.tokenizer = model, tokenizer

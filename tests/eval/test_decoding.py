@@ -9,9 +9,9 @@ import torch
 import models.cache
 from eval.decoding import measure
 from eval.decoding.spec import FIRST, Spec
-from eval.shell import generation
-from eval.shell.context import Compute
-from eval.shell.generation import generate, seconds_of_tokens
+from eval.runner import generation
+from eval.runner.context import Compute
+from eval.runner.generation import generate, seconds_of_tokens
 from models.build import build_model
 from models.forgetting_transformer import eviction
 from models.forgetting_transformer.module import gated_layers, pruning

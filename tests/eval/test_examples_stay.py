@@ -1,7 +1,7 @@
 """Examples that evaluations make of a text are what they were: rows are stored under an identity that does not hold them, only
 the text's, the wording's and the version's.
 
-Where a change is meant, the version of the examples goes up with the digests (`VERSION` of eval/shell/stand_ins.py and of
+Where a change is meant, the version of the examples goes up with the digests (`VERSION` of eval/runner/stand_ins.py and of
 eval/ruler/spec.py), or the evaluation gets another name.
 """
 
@@ -24,8 +24,8 @@ from eval.needle_choice.measure import needles
 from eval.ruler.measure import Examples
 from eval.ruler.spec import TASKS as RULER
 from eval.ruler.spec import VERSION
-from eval.shell import stand_ins
-from eval.shell.text import TextCodec
+from eval.runner import stand_ins
+from eval.runner.text import TextCodec
 from tests.eval.conftest import sentences
 
 TEXTS = ["".join(sentences(np.random.default_rng(seed), 12) for _ in range(25)) for seed in range(3)]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, RwkvConfig, RwkvForCausalLM
 
-from eval.shell import generation
-from eval.shell.batching import batches, in_batches
-from eval.shell.context import Compute
-from eval.shell.generation import end_ids, generate, seconds_of_tokens, stands_batches
+from eval.runner import generation
+from eval.runner.batching import batches, in_batches
+from eval.runner.context import Compute
+from eval.runner.generation import end_ids, generate, seconds_of_tokens, stands_batches
 from models.build import build_model
 from models.spec import DeltaNetSpec, HGRN2Spec, Mamba2Spec, SambaSpec
 from tests.eval.oracles import llama

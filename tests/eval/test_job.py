@@ -17,8 +17,8 @@ from data.prepare import prepare
 from eval.__main__ import main as eval_main
 from eval.job import main as job_main
 from eval.kinds import EVAL_SPEC, KINDS, eval_id
-from eval.shell import machine
-from eval.shell.loading import Subject
+from eval.runner import machine
+from eval.runner.loading import Subject
 from results.store import read_rows
 from training import manifest
 

@@ -16,10 +16,10 @@ from eval.job import main as job_main
 from eval.kinds import EVAL_SPEC, KINDS, eval_id, unbound, unread
 from eval.lm_eval.tasks import TABLE as HARNESS
 from eval.longbench.spec import TABLE as LONGBENCH
-from eval.shell.context import Context
-from eval.shell.partial import Partial
-from eval.shell.sources import Sources
-from eval.shell.text import TextCodec
+from eval.runner.context import Context
+from eval.runner.partial import Partial
+from eval.runner.sources import Sources
+from eval.runner.text import TextCodec
 from models.build import build_model
 from results.store import read_rows
 from training.lines import line

@@ -8,10 +8,10 @@ import torch
 from eval.kinds import eval_id
 from eval.last_words import measure
 from eval.last_words.spec import Spec
-from eval.shell.batching import at_ends
-from eval.shell.context import Context
-from eval.shell.partial import Partial
-from eval.shell.text import TextCodec, heldout_texts
+from eval.runner.batching import at_ends
+from eval.runner.context import Context
+from eval.runner.partial import Partial
+from eval.runner.text import TextCodec, heldout_texts
 from tests.eval.oracles import Copying, llama
 
 RULE = Spec(num_documents=1, num_items=9, words=8, near=3, common=1)

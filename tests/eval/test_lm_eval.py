@@ -13,11 +13,11 @@ from eval.lm_eval import measure
 from eval.lm_eval.measure import HarnessModel
 from eval.lm_eval.spec import TASKS, Spec
 from eval.longbench.spec import TASKS as LONGBENCH_TASKS
-from eval.shell import stand_ins
-from eval.shell.context import Context
-from eval.shell.sources import Sources
-from eval.shell.stand_ins import StandIns
-from eval.shell.text import TextCodec
+from eval.runner import stand_ins
+from eval.runner.context import Context
+from eval.runner.sources import Sources
+from eval.runner.stand_ins import StandIns
+from eval.runner.text import TextCodec
 from models.build import load_model
 from tests.eval.oracles import VOCAB, Uniform, llama, logp, token_logps
 from training.progress import Progress

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from data.tokenizer import train_bpe
 from eval.__main__ import main as eval_main
-from eval.shell.loading import Loaded, Subject, load_tokenizer
+from eval.runner.loading import Loaded, Subject, load_tokenizer
 from models.build import build_model
 from models.convert import save_authors
 from models.weight_files import tokenizer_files

@@ -11,10 +11,10 @@ import pytest
 from eval.longbench import measure
 from eval.longbench.measure import first_line, prompt_ids, score, template_of
 from eval.longbench.spec import TABLE, TASKS, Spec
-from eval.shell import generation
-from eval.shell.context import Context
-from eval.shell.sources import Sources
-from eval.shell.text import TextCodec
+from eval.runner import generation
+from eval.runner.context import Context
+from eval.runner.sources import Sources
+from eval.runner.text import TextCodec
 from models.build import load_model
 
 QA, ROUGE, CLASS, CODE = "hotpotqa", "gov_report", "trec", "lcc"

@@ -22,9 +22,9 @@ from eval.needle.haystack import document, folder_text, full_stops, haystack_ids
 from eval.needle.measure import build_cells, passkey
 from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
-from eval.shell.context import Context
-from eval.shell.sources import Sources
-from eval.shell.text import TextCodec, heldout_texts
+from eval.runner.context import Context
+from eval.runner.sources import Sources
+from eval.runner.text import TextCodec, heldout_texts
 from tests.eval.oracles import Copying, llama
 
 WORDING = Wording.read(DEFAULT_WORDING)

@@ -12,8 +12,8 @@ from eval.needle_choice.spec import OFFERED
 from eval.needle_choice.spec import Spec as Choice
 from eval.needle_recall import measure as recall
 from eval.needle_recall.spec import Spec as Recall
-from eval.shell.context import Context
-from eval.shell.text import TextCodec
+from eval.runner.context import Context
+from eval.runner.text import TextCodec
 from tests.eval.oracles import Copying, Uniform, llama, logp
 
 FACTS = read_facts()

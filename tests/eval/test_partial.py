@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.shell.partial import Partial
+from eval.runner.partial import Partial
 
 
 @pytest.mark.parametrize("cut", ['{"key": "c", "rec', "\x00\x00\x00", '{"key": "c", "record": {}}'])

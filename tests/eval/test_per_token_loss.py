@@ -9,8 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from eval.per_token_loss import measure
 from eval.per_token_loss.spec import Spec
-from eval.shell.context import Context
-from eval.shell.partial import Partial
+from eval.runner.context import Context
+from eval.runner.partial import Partial
 from models.build import build_model
 from tests.eval.oracles import llama, token_logps
 

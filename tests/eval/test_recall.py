@@ -12,9 +12,9 @@ from eval.equal_logits import measure as weights
 from eval.equal_logits.spec import Spec as EqualLogits
 from eval.recall import measure
 from eval.recall.spec import Spec as Recall
-from eval.shell.context import Context
-from eval.shell.sources import Sources
-from eval.shell.spec import Setting
+from eval.runner.context import Context
+from eval.runner.sources import Sources
+from eval.runner.spec import Setting
 from models.build import build_model
 from models.spec import Mamba2Spec
 from training.spec import TrainSpec

@@ -9,8 +9,8 @@ import torch
 
 from eval.ruler import measure
 from eval.ruler.spec import TASKS, VERSION, Spec
-from eval.shell.context import Context
-from eval.shell.text import TextCodec, heldout_texts
+from eval.runner.context import Context
+from eval.runner.text import TextCodec, heldout_texts
 from models.build import build_model
 
 LENGTHS = (640, 1024)

@@ -8,8 +8,8 @@ from data.corpus import Counts
 from data.spec import DataSpec
 from eval.kinds import KINDS
 from eval.needle.wording import DEFAULT_WORDING
-from eval.shell.sources import UserData, digest
-from eval.shell.spec import Setting
+from eval.runner.sources import UserData, digest
+from eval.runner.spec import Setting
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.mamba2.spec import Mamba2Spec
 from training.spec import RunSpec, TrainSpec

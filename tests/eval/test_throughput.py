@@ -9,7 +9,7 @@ import torch
 
 from eval.attention_speed import measure as attention
 from eval.attention_speed.spec import Spec as AttentionSpec
-from eval.shell.context import Context
+from eval.runner.context import Context
 from eval.throughput import measure
 from eval.throughput.spec import Spec
 from models.build import build_model, num_params, spec_of

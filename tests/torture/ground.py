@@ -30,7 +30,7 @@ from torch.utils.tensorboard import SummaryWriter
 import analysis.report
 import training.loop
 from eval import job
-from eval.shell import partial as partial_files
+from eval.runner import partial as partial_files
 from experiments import execute, graph, render, scales
 from experiments.artefact import artefacts
 from experiments.plan import make_plan, write_specs

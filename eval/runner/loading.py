@@ -12,8 +12,8 @@ from data.corpus import Corpus
 from data.source import first_line
 from data.spec import DataSpec
 from data.tokenizer import Tokenizer, TokenizerChoice, parse_tokenizer
-from eval.shell.spec import Precision
-from eval.shell.text import TextCodec
+from eval.runner.spec import Precision
+from eval.runner.text import TextCodec
 from models.weight_files import INDEX, TOKENIZER_FILES, read_json, tokenizer_files, weight_files
 from training import manifest
 from training.run_folder import RunFolder

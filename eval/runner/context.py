@@ -9,9 +9,9 @@ from typing import Any
 from data.corpus import Corpus
 from data.spec import DataSpec
 from data.tokenizer import parse_tokenizer
-from eval.shell.partial import Partial
-from eval.shell.sources import Sources, fingerprint
-from eval.shell.spec import Precision
+from eval.runner.partial import Partial
+from eval.runner.sources import Sources, fingerprint
+from eval.runner.spec import Precision
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 
 from data.corpus import Corpus, Counts
 from data.spec import DataSpec
-from eval.shell.sources import fingerprint
-from eval.shell.text import heldout_texts
+from eval.runner.sources import fingerprint
+from eval.runner.text import heldout_texts
 
 VERSION = 1
 """Version of the examples: raise it with every change of one."""

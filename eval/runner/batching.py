@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from eval.shell.context import Compute, Context
-from eval.shell.loading import Loaded
-from eval.shell.spec import Precision
+from eval.runner.context import Compute, Context
+from eval.runner.loading import Loaded
+from eval.runner.spec import Precision
 from training.progress import Progress
 
 BATCH_TOKENS_GPU = 131_072

@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 
 from data.corpus import Counts
 from data.spec import DataSpec
-from eval.shell.sources import UserData
+from eval.runner.sources import UserData
 from models.spec import ModelSpec
 from results.schema import Schema
 from training.spec import RunSpec

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
-from eval.shell.batching import check_positions, in_batches, is_out_of_memory, recorded
-from eval.shell.context import Compute, Context
-from eval.shell.loading import Loaded
-from eval.shell.spec import Precision
+from eval.runner.batching import check_positions, in_batches, is_out_of_memory, recorded
+from eval.runner.context import Compute, Context
+from eval.runner.loading import Loaded
+from eval.runner.spec import Precision
 from models.build import spec_of
 from models.cache import DecodingCache
 from models.causal_lm import CausalLM

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import ClassVar, Self
 
 from data.corpus import Corpus, Counts
-from eval.shell.context import Context
-from eval.shell.loading import Loaded
-from eval.shell.sources import fingerprint
-from eval.shell.spec import Content, EvalSpec, PrecisionOption, Setting
+from eval.runner.context import Context
+from eval.runner.loading import Loaded
+from eval.runner.sources import fingerprint
+from eval.runner.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ForgettingTransformerSpec
 from models.spec_parts import strict
 from training.spec import RunSpec
