@@ -136,6 +136,29 @@ MINI_EXTRAPOLATION = replace(
 MINI_NARROW = replace(MINI, name="mini-narrow", about="mini with half the width, for Figure 6", hidden_size=256,
                       linear_head_dim=64)  # fmt: skip
 
+
+def widths_of_mlps(hidden_size: int) -> dict[str, int]:
+    """Return MLP widths with the ratios 3.5, 4 and 3, in multiples of 64: the rule of `swiglu_width` is too coarse for small
+    models, whose Pro blocks would be the larger ones."""
+    return {block: 64 * round(hidden_size * ratio / 96) for block, ratio in (("pro", 3.5), ("llama", 4), ("mamba", 3))}
+
+
+def _small(hidden_size: int, num_layers: int, batch_tokens: int, train_tokens: int, peak_lr: float) -> Scale:
+    steps = train_tokens // batch_tokens
+    return replace(
+        MINI, name="small", about="mini in steps of fewer tokens, as many steps as in the paper; each seed has its own order",
+        hidden_size=hidden_size, num_layers=num_layers, mlp_widths=widths_of_mlps(hidden_size), batch_tokens=batch_tokens,
+        train_tokens=batch_tokens * steps, warmup_tokens=batch_tokens * (steps // 16), peak_lr=peak_lr, micro_batch_tokens=None,
+        hgrn2_norm_eps=None, order_varies=True,
+    )  # fmt: skip
+
+
+SMALL = _small(512, 12, 2**15, 2**15 * 5120, 2e-3)
+SMALL_SHORT = replace(
+    SMALL, name="small-short", about="small with half the tokens, for ablations", train_tokens=SMALL.train_tokens // 2,
+    warmup_tokens=SMALL.warmup_tokens // 2,
+)  # fmt: skip
+
 # The setting closest to the paper's that one GPU can train in a quarter of an hour.
 BOOKS_125M = _paper(
     "125m-0.2b", "the paper's 125M blocks, batch, contexts; few tokens", 768, 12, 64, 2**19 * 400, 2e-3, 2**16,
@@ -166,6 +189,7 @@ SCALES = {
     for scale in (
         TINY, TINY_SHORT, TINY_NARROW, TINY_PACKED, TINY_EXTRAPOLATION,
         MINI, MINI_SHORT, MINI_NARROW, MINI_PACKED, MINI_EXTRAPOLATION,
+        SMALL, SMALL_SHORT,
         BOOKS_125M, BOOKS_125M_LONGER,
         _paper("125m-2.7b", "the paper's 125M setting", 768, 12, 64, 5 * Gi // 2, 2e-3, 32768),
         _paper("360m-7.5b", "the paper's 360M setting (Table 3)", 1024, 24, 64, 7 * Gi, 2e-3, 16384),
@@ -185,12 +209,13 @@ def get_scale(name: str) -> Scale:
 
 
 TINIES = ("tiny", "tiny-short", "tiny-narrow", "tiny-packed", "tiny-extrapolation")
-MINIS = ("mini", "mini-short", "mini-narrow", "mini-packed", "mini-extrapolation")
+SMALLS = ("small", "small-short")
+MINIS = ("mini", "mini-short", "mini-narrow", "mini-packed", "mini-extrapolation", *SMALLS)
 PAPERS = ("125m-0.2b", "125m-0.5b", "125m-2.7b", "360m-7.5b", "360m-extrapolation", "340m-slimpajama", "760m-16b",
           "760m-48b")  # fmt: skip
 """Scales with the paper's context length, and scales with another of its settings."""
-ABLATIONS = {TINIES: "tiny-short", MINIS: "mini-short", PAPERS: "360m-7.5b"}
-SHORTER = {"tiny": "tiny-short", "mini": "mini-short", "760m-48b": "760m-16b"}
+ABLATIONS = {TINIES: "tiny-short", SMALLS: "small-short", MINIS: "mini-short", PAPERS: "360m-7.5b"}
+SHORTER = {"tiny": "tiny-short", "mini": "mini-short", "small": "small-short", "760m-48b": "760m-16b"}
 """Scales of the same models with fewer tokens; other scales have none."""
 
 Sizes = TypeVar("Sizes")

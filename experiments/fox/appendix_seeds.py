@@ -6,9 +6,9 @@ compared with the lead of FoX. The paper's own captions could not be obtained.""
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.fig2_per_token_loss import draw, summary  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MINIS, PAPERS, TINIES, get_scale, sizes_at
+from experiments.scales import MINIS, PAPERS, SMALLS, TINIES, get_scale, sizes_at
 
-SIZES = {TINIES: "tiny-narrow", MINIS: "mini-narrow", PAPERS: "125m-2.7b"}
+SIZES = {TINIES: "tiny-narrow", SMALLS: "small-short", MINIS: "mini-narrow", PAPERS: "125m-2.7b"}
 """The smallest models of each setting."""
 
 

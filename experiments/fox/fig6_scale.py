@@ -21,12 +21,13 @@ from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_part, number
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
-from experiments.scales import MINIS, PAPERS, TINIES, Scale, for_ablations, get_scale, sizes_at, with_shorter
+from experiments.scales import MINIS, PAPERS, SMALLS, TINIES, Scale, for_ablations, get_scale, sizes_at, with_shorter
 
 STEM = "fig6_scale"
 PAIR = ("fox_pro", "transformer_pro")
 SIZES = {
     TINIES: (("tiny-narrow", "tiny-short"), (64, 128, 256)),
+    SMALLS: (("small",), (1024, 4096, 16384)),
     MINIS: (("mini-narrow", "mini"), (1024, 4096, 16384)),
     PAPERS: (("125m-2.7b", "360m-7.5b", "760m-48b"), (4096, 8192, 16384)),
 }
