@@ -49,6 +49,8 @@ MODELS: dict[str, LineStyle] = {
     "wall_attention": LineStyle("Wall attention", "#7570B3", DASHED, "H"),
     "mamba3": LineStyle("Mamba-3", "#66A61E", marker="X"),
     "stick_breaking_pro": LineStyle("Stick-breaking (Pro)", "#004D40", marker="*"),
+    "fixed_pro": LineStyle("Fixed gates (Pro)", "#A6761D", DASH_DOT, "8"),
+    "learned_pro": LineStyle("Learned constant gates (Pro)", "#E7298A", DASH_DOT, "8"),
 }
 
 SEVEN = ("fox_pro", "transformer_pro", "fox_llama", "transformer_llama", "mamba2", "hgrn2", "delta_net")

@@ -112,6 +112,12 @@ def _alibi(scale: Scale, changes: Changes, *, pro: bool = False) -> Changes:
     return {**fox, "forget_gate": "fixed", "decay_time_min": 2.0 ** (8 / fox["num_heads"]), "decay_time_max": 256.0}
 
 
+def _constant(scale: Scale, changes: Changes, gate: str) -> Changes:
+    """FoX (Pro) with constant gates whose decay times reach up to the training length, the longest of Figure 7."""
+    fox = _attention(scale, changes, pro=True, fox=True)
+    return {**fox, "forget_gate": gate, "decay_time_min": 2.0, "decay_time_max": float(scale.seq_len)}
+
+
 def _samba(scale: Scale, changes: Changes) -> Changes:
     heads = scale.hidden_size // scale.transformer_head_dim
     return dict(num_heads=heads, window_size=scale.window_size, mamba_mlp_width=scale.mlp_widths.get("mamba"))
@@ -168,6 +174,8 @@ _OWN: dict[str, Callable[[Scale, Changes], Changes]] = {
     "stick_breaking_pro": partial(_attention, pro=True, stick=True),
     "alibi": _alibi,
     "alibi_pro": partial(_alibi, pro=True),
+    "fixed_pro": partial(_constant, gate="fixed"),
+    "learned_pro": partial(_constant, gate="bias_only"),
     "transformer_swa": lambda scale, changes: {**_attention(scale, changes), "window_size": scale.window_size},
     "samba": _samba,
     "mamba2": lambda scale, _: dict(num_layers=2 * scale.num_layers),
