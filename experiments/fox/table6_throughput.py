@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.names import PAIRS, missing_of, pairs_in, title
+from analysis.names import PAIRS, missing_of, title
 from analysis.paper import paper_scores
 from analysis.paper import read as read_paper
 from analysis.statistics import TWENTY_TO_EIGHTY, Estimate
@@ -21,6 +21,8 @@ from analysis.training_curves import measured
 from analysis.verdict import RATIO, Claim, Comparison, Verdict, by_construction, decide
 from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import main_models_once as runs  # noqa: F401
+from experiments.recipes import model_spec
+from experiments.scales import get_scale
 from results.measured import FOLDER, read
 
 BASE = "transformer_llama"
@@ -110,17 +112,19 @@ def _paired(study: Study) -> dict[str, pd.Series]:
 
 def _counted(study: Study, column: str, printed: str, bound: float, words: str) -> Verdict:
     """Judge whether FoX's count exceeds that of the Transformer of the same architecture by less than `bound` percent. Counts
-    are exact, without noise."""
-    rows = _timed(study)
+    follow from the scale's specs, without noise and without runs."""
+    scale, vocab_size = get_scale(study.scale), study.spec(study.lines[0].run_id)["model"]["vocab_size"]
     comparisons, parts = [], []
-    for fox, other in pairs_in(rows)[0]:
-        share = 100 * (float(rows[fox][column]) / float(rows[other][column]) - 1)
+    for fox, other in PAIRS:
+        specs = (model_spec(model, scale, vocab_size) for model in (fox, other))
+        counts = [spec.num_params if column == "params" else spec.flops_per_token(scale.seq_len) for spec in specs]
+        share = 100 * (counts[0] / counts[1] - 1)
         name, paper = f"{words}, {title(fox)} above {title(other)}", f"{100 * (_papers(fox, other, printed) - 1):+.2f}%"
         comparisons.append(Comparison(name, Estimate(share, 0.0), bound, below=True, unit="%", paper=paper))
         parts.append(f"{title(fox)} has {share:.2f}% more {words} than {title(other)}")
     sentence = f"{'; '.join(parts)} (counted, not estimated; the claim is about 760M parameters)."
-    verdict = decide(sentence, comparisons, missing_of((model for pair in PAIRS for model in pair), rows))
-    return by_construction(verdict, "The models' sizes are fixed by their configurations: no run could have missed this.")
+    fixed = "The models' sizes are fixed by their configurations: no run could have missed this."
+    return by_construction(decide(sentence, comparisons), fixed)
 
 
 c27 = partial(_counted, column="params", printed="params_millions", bound=0.3, words="parameters")
