@@ -112,13 +112,18 @@ def _paired(study: Study) -> dict[str, pd.Series]:
 
 def _counted(study: Study, column: str, printed: str, bound: float, words: str) -> Verdict:
     """Judge whether FoX's count exceeds that of the Transformer of the same architecture by less than `bound` percent. Counts
-    follow from the scale's specs, without noise and without runs."""
-    scale, vocab_size = get_scale(study.scale), study.spec(study.lines[0].run_id)["model"]["vocab_size"]
-    comparisons, parts = [], []
+    are exact, without noise; those of models that were not timed follow from the scale."""
+    rows, comparisons, parts = _timed(study), [], []
+
+    def count(model: str) -> float:
+        if model in rows:
+            return float(rows[model][column])
+        scale, sizes = get_scale(study.scale), study.spec(study.lines[0].run_id)["model"]
+        spec = model_spec(model, scale, sizes["vocab_size"])
+        return spec.num_params if column == "params" else spec.flops_per_token(scale.seq_len)
+
     for fox, other in PAIRS:
-        specs = (model_spec(model, scale, vocab_size) for model in (fox, other))
-        counts = [spec.num_params if column == "params" else spec.flops_per_token(scale.seq_len) for spec in specs]
-        share = 100 * (counts[0] / counts[1] - 1)
+        share = 100 * (count(fox) / count(other) - 1)
         name, paper = f"{words}, {title(fox)} above {title(other)}", f"{100 * (_papers(fox, other, printed) - 1):+.2f}%"
         comparisons.append(Comparison(name, Estimate(share, 0.0), bound, below=True, unit="%", paper=paper))
         parts.append(f"{title(fox)} has {share:.2f}% more {words} than {title(other)}")

@@ -43,7 +43,7 @@ class Layer(fla.HGRN2Attention):
 
 
 class HGRN2Mixer(FusedOutput, Layer):
-    """That layer, whose output projection must be plain."""
+    """HGRN2's layer, which refuses an output projection that is not plain."""
 
 
 class Model(RecurrentModel):

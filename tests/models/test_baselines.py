@@ -164,7 +164,7 @@ def test_norms_have_the_eps_of_the_released_setup():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_norm_has_the_eps_of_the_spec(name):
-    """Of a recipe with an eps of 0.25: in every norm that is computed, but for those of queries and keys (two a layer)."""
+    """A recipe with an eps of 0.25 has it in every norm that is computed, but for those of queries and keys (two a layer)."""
     spec = model_spec(name, replace(get_scale("tiny"), hgrn2_norm_eps=None), 97, {"norm_eps": 0.25})
     model, seen = build_model(spec), []
 

@@ -57,7 +57,7 @@ def paper_spec(size: str, key: str) -> ModelSpec:
         return Mamba2Spec(**common, num_layers=2 * layers)
     common["num_layers"] = layers
     if key == "hgrn2":
-        return HGRN2Spec(**common)
+        return HGRN2Spec(**common, output_norm_eps=None)
     if key == "delta_net":
         return DeltaNetSpec(**common)
     if key == "samba":
