@@ -1,127 +1,116 @@
-"""CPU norms and convolutions against definitions written out, and the dispatch by device."""
-
-import importlib
-import sys
+"""Norms for CPUs against their definitions in float64, keys that fade or move in attention against theirs, and the dispatch."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.fla_cpu import install, modules, recurrences
+from kernels.fla_cpu import modules
+from kernels.fla_cpu.install import install
+from kernels.fla_cpu.path_attention import path_attention
+from kernels.fla_cpu.wall_attention import wall_attention
+from tests.kernels.exact import assert_exact
 
 
-def test_rms_norm_uses_its_eps():
-    x, weight = torch.randn(2, 5, 16) * 1e-2, torch.rand(16) + 0.5
-    for eps in (1e-6, 1e-2):
-        expected = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-        assert torch.allclose(modules.rms_norm(x, weight, eps=eps), expected, atol=1e-6)
-    linear = torch.randn(3, 16)
-    expected = F.linear(modules.rms_norm(x, weight, eps=1e-5), linear)
-    assert torch.allclose(modules.rms_norm_linear(x, weight, None, linear, None), expected, atol=1e-6)
+def norm(x, weight, eps):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def test_gated_norm_gates_before_it_normalises():
-    x, z, weight = torch.randn(2, 5, 16), torch.randn(2, 5, 16), torch.rand(16) + 0.5
-    gated = x * z * torch.sigmoid(z)
-    expected = gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    actual = modules.rmsnorm_fn(x, weight, None, z=z, eps=1e-5, group_size=16, norm_before_gate=False)
-    assert torch.allclose(actual, expected, atol=1e-6)
+def test_norms():
+    torch.manual_seed(0)
+    x, z, weight, linear, bias = (torch.randn(size) for size in ((2, 5, 16), (2, 5, 16), (16,), (3, 16), (3,)))
+    x = 0.1 * x
+    own = lambda x, w: modules.rms_norm(x, w, eps=1e-2)  # noqa: E731
+    assert_exact(own, lambda x, w: norm(x, w, 1e-2), [x, weight], 1e-6)
+    own = lambda x, w, a, b: modules.rms_norm_linear(x, w, None, a, b, eps=1e-2)  # noqa: E731
+    assert_exact(own, lambda x, w, a, b: F.linear(norm(x, w, 1e-2), a, b), [x, weight, linear, bias], 1e-6)
+    for activation, gate in (("swish", F.silu), ("sigmoid", torch.sigmoid)):
+        own = lambda x, z, w, a=activation: modules.rms_norm_gated(x, z, w, activation=a, eps=1e-2)  # noqa: E731
+        assert_exact(own, lambda x, z, w, f=gate: norm(x, w, 1e-2) * f(z), [x, z, weight], 1e-6)
+
+    def mamba(x, z, w):
+        return modules.rmsnorm_fn(x, w, None, z, eps=1e-2, group_size=8, norm_before_gate=False)
+
+    def groups(x, z, w):
+        return norm((x * F.silu(z)).unflatten(-1, (2, 8)), 1.0, 1e-2).flatten(-2) * w
+
+    assert_exact(mamba, groups, [x, z, weight], 1e-6)
+    with pytest.raises(NotImplementedError, match="fused residual"):
+        modules.rms_norm(x, weight, residual=x)
 
 
-@pytest.mark.parametrize("seq_len", [1, 2, 9])
-def test_convolution_is_causal_and_continues_from_its_state(seq_len):
-    x, weight, bias = torch.randn(2, 12, 6), torch.randn(6, 4), torch.randn(6)
-    expected = F.silu(F.conv1d(F.pad(x.mT, (3, 0)), weight[:, None], bias, groups=6).mT)
-    first, state = modules.causal_conv1d(x[:, :-seq_len], weight, bias, output_final_state=True, activation="silu")
-    second, end = modules.causal_conv1d(
-        x[:, -seq_len:], weight, bias, initial_state=state, output_final_state=True, activation="silu"
-    )
-    assert torch.allclose(torch.cat([first, second], 1), expected, atol=1e-5)
-    assert torch.equal(end, x[:, -4:].mT)
+B, T, H, D = 2, 150, 2, 16
 
 
-def test_convolution_update_changes_its_cache_in_place():
-    x, weight = torch.randn(2, 6, 3), torch.randn(3, 4)
-    expected, _ = modules.causal_conv1d(x, weight)
-    cache = F.pad(x[:, :5], (0, 0, 4, 0))[:, -4:].mT.contiguous()
-    y, same = modules.causal_conv1d_update(x[:, 5:], cache, weight=weight)
-    assert torch.allclose(y, expected[:, 5:], atol=1e-6)
-    assert same is cache
-    assert torch.equal(cache, x[:, -4:].mT)
+def faded(q, k, v, g):
+    """Wall attention: every channel of a key fades by the gates of one token after another."""
+    keys, outputs = k[:, :0], []
+    for t in range(T):
+        keys = torch.cat([keys * g[:, t, None].exp(), k[:, t, None]], 1)
+        weights = ((keys * q[:, t, None]).sum(-1) / D**0.5).softmax(1)
+        outputs.append((weights[..., None] * v[:, : t + 1]).sum(1))
+    return torch.stack(outputs, 1), keys
 
 
-@pytest.mark.parametrize(
-    ("message", "call"),
-    [
-        ("neither a bias nor a fused residual", lambda x, w: modules.rms_norm(x, w, residual=x)),
-        ("gates before the norm", lambda x, w: modules.rmsnorm_fn(x, w, None, z=x)),
-        ("neither a residual nor packed", lambda x, w: modules.causal_conv1d(x, torch.ones(8, 4), residual=x)),
-        ("activation is 'relu'", lambda x, w: modules.causal_conv1d(x, torch.ones(8, 4), activation="relu")),
-    ],
-)
-def test_what_no_model_here_asks_of_fla_is_refused_not_ignored(message, call):
-    with pytest.raises(NotImplementedError, match=message):
-        call(torch.randn(2, 5, 8), torch.ones(8))
+def moved(q, k, v, w, beta, log_fgate):
+    """PaTH attention: all keys are moved by the map of one token after another."""
+    keys, cum, outputs = k[:, :0], log_fgate.cumsum(1), []
+    for t in range(T):
+        keys = keys - beta[:, t, None, :, None] * w[:, t, None] * (keys * w[:, t, None]).sum(-1, keepdim=True)
+        keys = torch.cat([keys, k[:, t, None]], 1)
+        logits = ((keys * q[:, t, None]).sum(-1) + cum[:, t, None] - cum[:, : t + 1]) / D**0.5
+        outputs.append((logits.softmax(1)[..., None] * v[:, : t + 1]).sum(1))
+    return torch.stack(outputs, 1), keys
 
 
-def test_installing_twice_wraps_once():
-    install.install()
-    before = {place[:2]: getattr(importlib.import_module(place[0]), place[1]) for place in install._PLACES}
-    install.install()
-    for (module_name, name), function in before.items():
-        assert getattr(importlib.import_module(module_name), name) is function
-        assert not hasattr(function.fla_function, "cpu_function")
+def test_wall_and_path_attention():
+    torch.manual_seed(0)
+    q, k, v, w = torch.randn(4, B, T, H, D).unbind()
+    for bias in (8.0, 2.0, -100.0):  # some channels fade within a token, some never
+        assert_exact(wall_attention, faded, [3 * q, k, v, F.logsigmoid(bias + 3 * w)], 2e-6)
+    walled = [q, k, v, F.logsigmoid(w)]
+    w, beta = w / w.norm(dim=-1, keepdim=True), 2 * torch.sigmoid(3 * torch.randn(B, T, H))  # near 2: directions turn round
+    mapped = [q, k, v, w, beta, F.logsigmoid(torch.randn(B, T, H))]
+    assert_exact(path_attention, moved, mapped, 1e-5)
+    for attention, given, whole_inputs, name in (
+        (wall_attention, walled, (2,), "faded_k"), (path_attention, mapped, (2, 5), "moved_k"),
+    ):  # fmt: skip
+        whole, parts, keys = attention(*given)[0], [], None
+        for begin, end in ((0, 70), (70, 71), (71, 150)):
+            now = [x[:, :end] if i in whole_inputs else x[:, begin:end] for i, x in enumerate(given)]
+            o, keys = attention(*now, **{name: keys})
+            parts.append(o)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+        padded = attention(*given, seq_start=torch.tensor([0, 90]))[0]
+        alone = attention(*(x[1:, 90:] for x in given))[0]
+        torch.testing.assert_close(padded[1:, 90:], alone, rtol=1e-4, atol=1e-5)
 
 
-class Elsewhere(torch.Tensor):
-    device = torch.device("cuda")
-
-
-def test_other_devices_reach_the_untouched_function():
-    calls = []
-    dispatch = install._by_device(lambda x: calls.append("fla"), lambda x: calls.append("cpu"))
-    dispatch(torch.zeros(1))
-    dispatch(torch.zeros(1, device="meta"))  # holds no numbers, so that no GPU is needed
-    dispatch(x=torch.zeros(1).as_subclass(Elsewhere))
-    assert calls == ["cpu", "cpu", "fla"]
-
-
-def test_autocast_does_not_reach_the_recurrences():
-    install.install()
-    layer = importlib.import_module("fla.layers.delta_net")
-    q, k, v = (torch.randn(1, 80, 2, 8) for _ in range(3))
-    beta = torch.rand(1, 80, 2)
-    with torch.autocast("cpu", torch.bfloat16):
-        o, _ = layer.chunk_delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True)
-    exact, _ = recurrences.chunk_delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True)
-    assert torch.equal(o, exact)
-
-
-def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it(monkeypatch):
-    """As Triton finds no GPU, whether there is one or not."""
-
-    def none_found():
-        raise RuntimeError("0 active drivers ([]). There should only be one.")
-
-    install.install()
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a version of every layer")
+def test_a_layer_without_a_cpu_version_says_which_and_where_to_add_it():
+    install()
     from fla.layers.rodimus import RodimusAttention
-    from fla.modules import LayerNorm
-    from fla.modules.feature_map import SwishFeatureMap
 
-    driver = sys.modules["triton.runtime.driver"]
-    assert hasattr(driver._create_driver, "__wrapped__")
-    monkeypatch.setattr(driver, "_create_driver", install._explained(none_found))
-    for name in ("_default", "_active"):
-        monkeypatch.setattr(driver.driver, name, None)
-    layer = RodimusAttention(hidden_size=64)
-    place = r'add \("fla.layers.rodimus", "chunk_gla", recurrences.chunk_gla\) to _PLACES in kernels/fla_cpu/install\.py'
-    with pytest.raises(ValueError, match=rf"fla.layers.rodimus calls fla\.ops\.gla\.chunk\.chunk_gla, .*{place}"):
-        layer(torch.randn(1, 70, 64))
-    norm = "fla.modules.norm.layernorm"
-    with pytest.raises(ValueError, match=rf'add \("{norm}", "layer_norm", your version in PyTorch\)'):
-        LayerNorm(32)(torch.randn(1, 70, 32))
-    applied = r'add \("fla.modules.feature_map", "swish", your version in PyTorch\)'  # SwishFunction.apply
-    with pytest.raises(ValueError, match=rf"fla.modules.feature_map calls fla.modules.activations.ops.swish, .*{applied}"):
-        SwishFeatureMap()(torch.randn(1, 70, 32))
-    with pytest.raises(RuntimeError, match="0 active drivers"):
-        driver.driver.active  # noqa: B018  (not called by a layer)
+    with pytest.raises(ValueError, match=r'add \("fla.layers.rodimus", "chunk_gla", recurrences.chunk_gla\) to _PLACES'):
+        RodimusAttention(hidden_size=64)(torch.randn(1, 70, 64))
+
+
+@pytest.mark.gpu
+def test_gate_gradients_of_channels_that_fade_are_more_than_noise():
+    """With keys and queries in 16 bits. The gradient is what is left of a sum over all later tokens, less than they round."""
+    from models.wall_attention.module import FLOOR, attend
+
+    torch.manual_seed(0)
+    length, channels = 1024, 32
+    q, k, v, do = (torch.randn(1, length, 1, channels, dtype=torch.float64).bfloat16() for _ in range(4))
+    bias = 3 + 3 * torch.randn(channels, dtype=torch.float64)
+    g = F.logsigmoid(bias + torch.randn(1, length, 1, channels, dtype=torch.float64)).clamp(min=FLOOR).float()
+    values = [x.cuda() for x in (3 * q, k, v, g)]
+
+    def gate_gradient(function, values):
+        leaves = [x.clone().requires_grad_() for x in values]
+        o = function(*leaves)
+        return torch.autograd.grad(o, leaves[3], do.to(o))[0].double()[0, :, 0]
+
+    expected = gate_gradient(lambda *x: wall_attention(*x)[0], [x.double() for x in values])
+    error = (gate_gradient(attend, values) - expected).norm(dim=0) / expected.norm(dim=0)
+    assert error[bias.argsort()][: channels // 4].median() < 0.05

@@ -112,16 +112,17 @@ def cumulative(log_fgate: Tensor) -> Tensor:
     return gates.where(gates >= -2000, 0.0).cumsum(-1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, **options: Any) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, *, scale: float | None = None, **options: Any) -> Tensor:
     """Eager forgetting attention: products in the inputs' dtype, softmax in float32 or float64; gradients from autograd."""
     Q, H, D = q.shape[1:]
+    scale = D**-0.5 if scale is None else scale
     T = k.shape[1]
     seen = visible_pairs(log_fgate.detach(), Q, **options)
     key, value = (x.transpose(1, 2).repeat_interleave(H // k.shape[2], 1) for x in (k, v))
     softmax_dtype = torch.promote_types(q.dtype, torch.float32)
     cum = cumulative(log_fgate)
     decay = (cum[..., T - Q :, None] - cum[..., None, :]).to(softmax_dtype)
-    logits = (q.transpose(1, 2) @ key.transpose(2, 3)).to(softmax_dtype) * D**-0.5 + decay
+    logits = (q.transpose(1, 2) @ key.transpose(2, 3)).to(softmax_dtype) * scale + decay
     some = seen.any(-1, keepdim=True)
     weights = logits.masked_fill(~seen, -torch.inf).masked_fill(~some, 0.0).softmax(-1).masked_fill(~some, 0.0)
     return (weights.to(value.dtype) @ value).transpose(1, 2)
@@ -153,7 +154,7 @@ def allowed_errors(case: Case, exact: list[Tensor], **options: Any) -> list[floa
     q, k, v, _, do = (x.double() for x in case)
     rounding = torch.finfo(case.q.dtype).eps / 2 * (do * exact[0]).abs().sum(-1).max().item()
     weight_gradient = (do.norm(dim=-1).max() * v.norm(dim=-1).max()).item()
-    scale = q.shape[-1] ** -0.5
+    scale = abs(options.get("scale", q.shape[-1] ** -0.5))
     difference = (0.0, scale * k.abs().max().item(), scale * q.abs().max().item(), 0.0, 1.0)
     ulp, ulp32 = torch.finfo(case.q.dtype).eps, torch.finfo(torch.float32).eps
     return [

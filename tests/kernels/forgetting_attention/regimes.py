@@ -80,6 +80,21 @@ GRID = [
     *(Regime(30.0, gates, value) for value in (1e-3, 1e4) for gates in ("mixture", "cancelling")),
     *(Regime(logit, gates, 1.0, limits) for logit in (3.0, 100.0) for gates in ("cuts", "cancelling") for limits in LIMITS[1:]),
 ]
+SAMPLED = [
+    GRID[0],
+    Regime(1.0, "zero"),
+    Regime(1.0, "twenty"),
+    Regime(30.0, "near_zero"),
+    Regime(30.0, "cuts"),
+    Regime(100.0, "one"),
+    Regime(100.0, "single_cliff"),
+    Regime(300.0, "mixture"),
+    Regime(30.0, "mixture", 1e-3),
+    Regime(3.0, "cuts", 1.0, "documents"),
+    Regime(100.0, "cancelling", 1.0, "padding"),
+    Regime(3.0, "cancelling", 1.0, "window"),
+]
+"""Every kind of gate, size of logits and limit of the grid at least once."""
 
 
 def out_of_range(device: str) -> list[Case]:
