@@ -1,11 +1,9 @@
 """Shared test set-up: one thread per process (results do not depend on the machine), GPU tests only where there is a GPU, long
-tests only on request."""
+tests and those of a real SLURM only on request."""
 
 import gc
 import os
 import signal
-from itertools import zip_longest
-from pathlib import Path
 
 from training.hardware import equal_bits
 
@@ -27,19 +25,21 @@ settings.load_profile("suite")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+ON_REQUEST = {"long", "slurm"}
 LONG = (
-    "test_without_gpu.py", "test_torture.py", "test_interrupted.py", "test_loop.py", "test_committed.py", "test_figures.py",
-    "test_models.py", "test_imports.py", "test_wheel.py", "test_report.py", "test_places.py", "test_run_folder.py",
-    "test_prepare.py", "test_mistakes.py", "test_tree.py",
+    "test_without_gpu.py", "test_interrupted.py", "test_loop.py", "test_committed.py", "test_figures.py", "test_models.py",
+    "test_imports.py", "test_wheel.py", "test_report.py", "test_run_folder.py", "test_prepare.py", "test_tree.py",
 )  # fmt: skip
 """Files that keep a core busy for ten seconds or more, the longest first."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "long" not in config.option.markexpr:
-        config.hook.pytest_deselected(items=[item for item in items if "long" in item.keywords])
-        items[:] = [item for item in items if "long" not in item.keywords]
-    items.sort(key=_place(items).__getitem__)
+    unasked = {marker for marker in ON_REQUEST if marker not in config.option.markexpr}
+    rest = {item for item in items if unasked & {marker.name for marker in item.iter_markers()}}
+    config.hook.pytest_deselected(items=list(rest))
+    items[:] = [item for item in items if item not in rest]
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))  # with --no-loadscope-reorder no core is idle at the end
     if not any("gpu" in item.keywords for item in items):
         return
     import torch
@@ -53,14 +53,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-def _place(items: list[pytest.Item]) -> dict[pytest.Item, int]:
-    """With `--no-loadscope-reorder`: SLURM's tests, which mostly wait, beside those that compute longest, and both before the
-    others, so that no core stands idle at the end."""
-    files = list(dict.fromkeys(item.path for item in items))
-    waiting = [file for file in files if file.parent == Path(__file__).parent / "slurm"]
-    busy = sorted((file for file in files if file.name in LONG), key=lambda file: LONG.index(file.name))
-    first = [file for pair in zip_longest(waiting, busy) for file in pair if file is not None]
-    place = {file: number for number, file in enumerate(dict.fromkeys([*first, *files]))}
-    return {item: place[item.path] for item in items}

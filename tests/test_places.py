@@ -1,4 +1,4 @@
-"""Tests of what CONTRIBUTING.md says is added where, tried in a copy of the code: the files counted, and everything run."""
+"""Additions that CONTRIBUTING.md describes, made in a copy of the code: the files counted, and everything run."""
 
 import re
 import shutil
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.artefact import MAIN
 from tests.checkout import ROOT, copy_code
 from tests.texts import write_texts
 
+pytestmark = pytest.mark.long
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 NEW = ROOT / "tests" / "places"
 ATTENTION = "kernels/forgetting_attention"
@@ -144,29 +144,13 @@ OPTION = Example(
 EXAMPLES = (LAYER, EVALUATION, FIGURE, SCALE, GATE, OPTION)
 
 
-@dataclass(frozen=True)
-class Checkout:
-    """A copy of the code with every example in it, and the files that each of them touched."""
-
-    root: Path
-    touched: dict[str, set[str]]
-
-    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False, timeout=1_200)
-
-    def run(self, *arguments: str) -> str:
-        done = self.python(*arguments)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return done.stdout
-
-
 def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def added(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, set[str]]]:
+    """Return a copy of the code with every example in it, and the files that each of them touched."""
     root = copy_code(tmp_path_factory.mktemp("places") / "checkout")
     for name in ("models", "kernels"):
         shutil.copytree(ROOT / "tests" / name, root / "tests" / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -177,71 +161,40 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
         after = contents(root)
         touched[example.title] = {path for path, text in after.items() if before.get(path) != text}
         before = after
-    return Checkout(root, touched)
+    return root, touched
 
 
-def rows_of_table() -> dict[str, set[str]]:
-    """Return what the page's table of files says: title -> files."""
-    rows = re.findall(r"^\| (an? [^|]+?) \| ([^|]+?) \|$", PAGE, re.MULTILINE)
-    return {title: set(re.findall(r"`([^`]+)`", files)) for title, files in rows}
-
-
-def test_the_page_names_the_files_that_each_addition_touches(checkout):
-    said = rows_of_table()
-    assert said.keys() == {example.title for example in EXAMPLES}
+def test_the_page_names_the_files_that_each_addition_touches(added):
+    rows = dict(re.findall(r"^\| (an? [^|]+?) \| ([^|]+?) \|$", PAGE, re.MULTILINE))
+    assert rows.keys() == {example.title for example in EXAMPLES}
     for example in EXAMPLES:
-        files = " ".join(said[example.title])
+        files = rows[example.title]
         for capitals, name in example.names:
             files = files.replace(capitals, name)
-        assert set(files.split()) == checkout.touched[example.title], example.title
+        assert set(re.findall(r"`([^`]+)`", files)) == added[1][example.title], example.title
 
 
-def test_the_code_on_the_page_is_the_code_that_is_tried(checkout):
+def test_the_code_on_the_page_is_the_code_that_is_tried(added):
     blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
     assert {file for file, _ in blocks} >= {file for example in EXAMPLES for file, _, _ in example.edits} - {OPTIONS}
     for file, block in blocks:
-        there = {line.strip() for line in (checkout.root / file).read_text().splitlines()}
+        there = {line.strip() for line in (added[0] / file).read_text().splitlines()}
         absent = [line for line in block.splitlines() if line.strip() not in there | {"", "..."}]
         assert not absent, (file, absent)
 
 
-def test_what_was_added_is_trained_evaluated_and_drawn(checkout, tmp_path):
+def test_what_was_added_is_tested_trained_evaluated_and_drawn(added, tmp_path):
+    def run(*words: str) -> None:
+        done = subprocess.run([sys.executable, "-m", *words], cwd=added[0], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    run("ruff", "check", *(path for files in added[1].values() for path in files))
+    run("pytest", "-n", "0", "tests/models/test_models.py", OPTIONS, "-k", "simple_gla or shared or heeded")
     texts = write_texts(tmp_path / "texts", documents=36)
     stems = ("last_losses", "fig7_gate_types")
     lines = [word for label in ("fox_llama", "simple*", "data-dependent", "the same*") for word in ("--line", label)]
-    data = ("--scale", "made-up", "--data", f"text:{texts}")
-    checkout.run("-m", "experiments", "run", *stems, *data, "--also", "simple_gla", *lines)
-    results = checkout.root / "results" / "made-up"
-    assert all((results / "figures" / f"{stem}.png").stat().st_size > 1000 for stem in stems)
-    assert "simple_gla" in (results / "figures" / "last_losses.csv").read_text()
-    assert "the same for all heads" in (results / "figures" / "fig7_gate_types.csv").read_text()
-    assert all(title in (results / "report.html").read_text() for title in ("Last losses", "Kinds of forget gate"))
-
-
-def test_the_main_figures_are_planned_for_all_models_at_the_scale_and_run_for_one(checkout, tmp_path):
-    at = ("--scale", "made-up", "--data", f"text:{write_texts(tmp_path / 'texts', documents=36)}")
-    folders = [word for name in ("runs", "results") for word in (f"--{name}-dir", str(tmp_path / name))]
-    assert "to do: 7 trainings" in checkout.run("-m", "experiments", "plan", *at, *folders)
-    checkout.run("-m", "experiments", "run", *at, *folders, "--only", "fox_pro")
-    drawn = {path.stem for path in (tmp_path / "results" / "made-up").glob("*/*.csv")}
-    assert drawn >= set(MAIN)
-
-
-def test_what_was_added_is_written_as_ruff_wants_it(checkout):
-    files = [path for files in checkout.touched.values() for path in files if path != "experiments/scales.py"]
-    checkout.run("-m", "ruff", "check", *files)
-    checkout.run("-m", "ruff", "format", "--check", *files)
-
-
-def test_the_tests_take_what_was_added(checkout):
-    """The models' over a kind and a gate, the operator's over an option of which no path may know nothing."""
-    models = "simple_gla or shared"
-    told = checkout.run("-m", "pytest", "-n", "0", "tests/models/test_models.py", OPTIONS, "-k", f"{models} or heeded")
-    passed = re.search(r"^(\d+) passed", told, re.MULTILINE)
-    assert passed and int(passed[1]) > 35, told
-
-
-def test_an_addition_that_forgot_a_place_is_refused_in_words(checkout):
-    code = "import sys; from experiments.__main__ import main; main(['plan', sys.argv[1], '--scale', sys.argv[2]])"
-    told = checkout.python("-c", code, "table_lr_grid", "made-up").stderr
-    assert 'experiments/fox/table_lr_grid.py: SIZES has nothing for scale made-up; add ("made-up",)' in told
+    at = ("--scale", "made-up", "--data", f"text:{texts}", "--results-dir", str(tmp_path / "results"))
+    run("experiments", "run", *stems, *at, "--also", "simple_gla", *lines)
+    figures = tmp_path / "results" / "made-up" / "figures"
+    assert "simple_gla" in (figures / "last_losses.csv").read_text()
+    assert "the same for all heads" in (figures / "fig7_gate_types.csv").read_text()

@@ -1,4 +1,4 @@
-"""Files for those who come from outside agree with the rest: requirements, small and locked, and the citation."""
+"""Requirements, small and locked, agree; a scale is drawn with the small ones."""
 
 import re
 import shutil
@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -85,10 +84,3 @@ def test_a_scale_is_drawn_with_what_the_small_environment_has(tmp_path, lacking,
     assert done.returncode == code, done.stderr
     assert (tmp_path / "125m-0.2b" / "report.html").is_file() == (code == 0)
     assert "in the small environment" in done.stderr or code == 0
-
-
-def test_the_citation_names_the_papers_that_the_first_page_links():
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "type", "authors"} <= cited.keys() and cited["license"] == "MIT"
-    linked = set(re.findall(r"https://arxiv\.org/abs/[\d.]+", (ROOT / "README.md").read_text()))
-    assert {each["url"] for each in cited["references"]} == linked and len(linked) == 3

@@ -21,7 +21,6 @@ from slurm.cluster import Cluster
 from slurm.epilogue import Start
 from slurm.job import Batch, Job, Resources
 from slurm.snapshot import PACKAGES, ROOT, code_files, snapshot
-from tests.mutants.place import ROOMS
 from tests.slurm.test_epilogue import start_of
 from tests.slurm.test_status import DRAW, EVALUATE, TRAIN, _no_accounting, note, queued, submission  # noqa: F401
 
@@ -342,7 +341,7 @@ def test_what_is_in_a_snapshot(tmp_path):
                  "results/tiny/h.parquet", "analysis/i.txt", "tests/j.py", "k.py"):  # fmt: skip
         (tmp_path / "code" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "code" / path).write_text(path)
-    assert set(PACKAGES) == set(ROOMS) == {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} - {"tests"}
+    assert set(PACKAGES) == {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} - {"tests"}
     found = ["analysis/i.txt", "results/g.py", "slurm/a.py", "slurm/clusters/b.toml"]
     assert code_files(tmp_path / "code") == found
     made = snapshot(tmp_path / "deep/snapshots", tmp_path / "code")
