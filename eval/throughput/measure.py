@@ -137,13 +137,14 @@ def _time_steps(model: PreTrainedModel, spec: Spec, compute: Compute) -> tuple[n
     memory (GiB) of the model alone."""
     with ExitStack() as stack:
         steps = [stack.enter_context(training_step(model, _random_ids(model, spec), spec, compute))]
-        for _ in range(EAGER_STEPS + 1):  # the first compile and tune, the last is captured
+        first = EAGER_STEPS + 1 if spec.step == "graph" else 1  # the first compile and tune, the last is captured
+        for _ in range(first + 1):
             steps[0]()
         memory = peak_memory_gib(compute.device)
         if spec.beside is not None:
             other = build_model(spec.beside, compute.device)
             steps.append(stack.enter_context(training_step(other, _random_ids(other, spec), spec, compute)))
-            for _ in range(EAGER_STEPS + 1):
+            for _ in range(first):
                 steps[1]()
         return seconds_of("throughput (train)", steps, spec, compute), memory
 

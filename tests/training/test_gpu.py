@@ -22,6 +22,7 @@ from models.build import build_model
 from models.loss import TokenLoss
 from models.spec import ForgettingTransformerSpec, FoxHybridSpec, GatedDeltaNetSpec
 from tests.models.test_gpu import is_wrong_for_gates
+from training import node
 from training.distributed import World
 from training.spec import Execution, TrainSpec
 from training.step import build_stepper
@@ -232,3 +233,10 @@ def test_recomputation_changes_no_gradient():
 
     for with_it, without in zip(gradients(True), gradients(False), strict=True):
         torch.testing.assert_close(with_it, without, rtol=2e-2, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_the_gpu_of_this_machine_is_sound():
+    assert node.multiply(torch.device("cuda", 0))[0]
+    node.look(World(0, 1, torch.device("cuda", 0)))
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()

@@ -1,7 +1,9 @@
 """Tests of what one step does, by hand: AdamW hides the size of a gradient, so plain gradient descent is looked at, too."""
 
+import contextlib
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -9,11 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from models.build import build_model
+from models.loss import TokenLoss
+from models.spec import ForgettingTransformerSpec
 from tests.training.runs import losses
 from training.distributed import World
 from training.signals import EXIT_FINISHED
-from training.spec import TrainSpec
-from training.step import NOT_FINITE, SPIKE, WARM_STEPS, Guard, Stepper
+from training.spec import Execution, TrainSpec, micro_batch_size
+from training.step import NOT_FINITE, SPIKE, WARM_STEPS, Guard, Meter, Stepper, repeated_step
 
 
 class Squares(nn.Module):
@@ -146,3 +151,73 @@ def test_another_corpus_is_refused(make_run, tmp_path):
     other = prepare(resolve(f"text:{texts}", tokenizer="bytes", document_len=256, cache_dir=tmp_path))
     with pytest.raises(ValueError, match=rf"holds corpus {other.spec.fingerprint[:12]}, but the run was made for"):
         open_corpus(other.folder, None, make_run().read_spec())
+
+
+SPEC = TrainSpec(seq_len=4, batch_tokens=32, train_tokens=32 * 200, warmup_tokens=32, peak_lr=0.5, precision="fp32")
+FOX = ForgettingTransformerSpec(vocab_size=16, hidden_size=32, num_layers=2, num_heads=2, mlp_width=32)
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("world", "tokens", "size"), [(1, None, 8), (2, None, 4), (8, None, 1), (1, 4, 1), (1, 32, 8), (2, 16, 4), (2, 8, 2)]
+)
+def test_sequences_of_a_forward_pass(world, tokens, size):
+    assert (SPEC.batch_size, SPEC.num_steps) == (8, 200) and micro_batch_size(SPEC, world, tokens) == size
+
+
+def test_a_guard_forms_a_mean_of_what_was_applied():
+    guard = Guard(2.0, ALONE)
+    norms = [4.0, 2.0, float("inf"), 3.0]
+    found = [int(guard.judge(torch.tensor(1.0), torch.tensor(norm))) for norm in norms]
+    assert found == [0, 0, NOT_FINITE, 0] and guard.mean_norm == 3.0 and guard.steps_seen == 3
+    assert (
+        list(guard.state()) == ["guard.mean_norm", "guard.steps_seen"] and guard.state()["guard.mean_norm"] is guard.mean_norm
+    )
+    guard.steps_seen.fill_(WARM_STEPS - 1)
+    assert guard.judge(torch.tensor(1.0), torch.tensor(9.0)) == 0 and guard.mean_norm.item() == pytest.approx(3 + 6 / 100)
+    guard.mean_norm.fill_(3.0)
+    assert guard.judge(torch.tensor(1.0), torch.tensor(6.0)) == 0  # twice the mean is no spike
+    assert guard.mean_norm.item() == pytest.approx(3.03) and guard.judge(torch.tensor(1.0), torch.tensor(6.2)) == SPIKE
+    assert guard.judge(torch.tensor(float("nan")), torch.tensor(99.0)) == NOT_FINITE and guard.steps_seen == 101
+
+
+@pytest.mark.parametrize(("steps", "every"), [(200, 3), (63, 1), (64, 1), (640, 10)])
+def test_what_a_model_wants_measured_is_measured_so_often(steps, every):
+    model = build_model(replace(FOX, prune_log_tolerance=-10.0))
+    stepper = SimpleNamespace(
+        spec=replace(SPEC, train_tokens=32 * steps), autocast=contextlib.nullcontext, token_loss=TokenLoss(model)
+    )
+    meter, ids = (
+        Meter(model, stepper, compiled=False),
+        torch.randint(16, (8, 64), generator=torch.Generator().manual_seed(0)),
+    )
+    assert meter.names == ("pruned_share",) and meter._every == every
+    found = [meter.values(number, ids, ids) for number in (every, every + 1, 2 * every)]
+    assert [value.isnan().item() for value in found] == [False, every > 1, False]
+    (alone,) = meter.values(every, ids[:1], ids[:1])
+    assert found[0].shape == (1,) and alone == found[0]
+    silent = Meter(build_model(FOX), stepper, compiled=False)
+    assert silent.values(every, ids, ids).shape == (0,)
+
+
+def test_a_repeated_step_changes_nothing_and_predicts_the_next_token(monkeypatch):
+    seen = []
+    model, ids = build_model(FOX), torch.arange(32).view(8, 4) % 16
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    whole = Stepper.run
+    monkeypatch.setattr(
+        Stepper,
+        "run",
+        lambda self, inputs, targets, lr: seen.append((inputs, targets, lr)) or whole(self, inputs, targets, lr),
+    )
+    with repeated_step(model, ids, SPEC, Execution(deterministic=False), ALONE) as once:
+        once()
+        once()
+    assert len(seen) == 2 and all(bool((value == before[name]).all()) for name, value in model.state_dict().items())
+    for inputs, targets, lr in seen:
+        assert (
+            lr == 0.0
+            and bool((inputs == ids).all())
+            and bool((targets[:, :-1] == ids[:, 1:]).all())
+            and bool((targets[:, -1] == ids[:, 0]).all())
+        )
