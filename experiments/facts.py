@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from analysis.curves import KIND, LossCurve, loss_curves
 from analysis.seeds import RECURRENT_KINDS, size_of
@@ -24,7 +23,7 @@ from experiments.acp.acp_speed import Timed, timed
 from experiments.artefact import PAPERS, artefacts
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import get_scale
-from kernels.benchmark.rows import PLACE, SHAPE, by_provider, compared, drawn_place
+from kernels.benchmark.rows import compared, drawn_place, times_here
 from results.measured import FOLDER, read
 from results.store import read_evaluation, read_run, starts_of, trainings_of
 from training.hardware import DENSE_BF16_PEAK
@@ -231,41 +230,10 @@ class Facts:
         ratio = own["ratio"].dropna()
         return f"{ratio.min():.2f}", f"{ratio.max():.2f}"
 
-    def slower(self, kind: str, operation: str) -> tuple[str, str]:
-        """Least and most time of flash-linear-attention's operator relative to ours, over places and shapes with both."""
-        rows = compared(self.measured(kind))
-        rows = rows[rows["operation"] == operation]
-        times = rows.pivot_table(index=[*PLACE, *SHAPE], columns="provider", values="ms_q50")
-        ratio = (times["fla"] / times["ours"]).dropna()
-        return f"{ratio.min():.1f}", f"{ratio.max():.1f}"
-
-    def beside(self, provider: str, other: str, operation: str, gates: str) -> list[tuple[int, str]]:
-        """Least speed relative to another provider at each number of tokens, over the shapes that were timed in 16 bits."""
-        rows = compared(self.measured("forgetting_attention"))
-        rows = rows[(rows["operation"] == operation) & (rows["gates"] == gates) & (rows[PLACE] == self.place).all(axis=1)]
-        ratios = rows.pivot_table(index=["dtype", *SHAPE], columns="provider", values="ratio")
-        least = (ratios[provider] / ratios[other]).groupby("seq_len").min()
-        return [(length, f"{ratio:.2f}") for length, ratio in zip(least.index.tolist(), least, strict=True)]
-
-    def decoding(self, provider: str) -> list[tuple[str, int, int]]:
-        """Least and most time to decode a token relative to the faster softmax attention, over the shapes of the newest rows,
-        each with its numbers of sequences and keys."""
-        times = by_provider(self.measured("decoding"))
-        share = (times[provider] / times.filter(like="softmax").min(axis=1)).dropna()
-        ends: list[Any] = [share.idxmin(), share.idxmax()]
-        return [(f"{share[end]:.2f}", *end[2:4]) for end in ends]
-
-    def model_steps(self) -> list[tuple[str, str, str]]:
-        """Least and most speed-up of a training step of fla's model by our kernel instead of its own, by Triton version."""
-        times = by_provider(self.measured("fla_model"))
-        ratios = (times["fla"] / times["fla, ours as backend"]).dropna().groupby("triton")
-        return [(str(version), f"{own.min():.2f}", f"{own.max():.2f}") for version, own in ratios]
-
-    def errors(self, quantity: str) -> pd.Series:
-        """Largest ratio of our error to flash-linear-attention's, by regime."""
-        regime = ["head_dim", "logit", "gates"]
-        errors = by_provider(self.measured("errors_by_regime"), quantity, regime)
-        return (errors["ours, deterministic"] / errors["fla"]).groupby(regime).max()
+    @property
+    def kernel_times(self) -> str:
+        """Table of forgetting attention's times, forward and backward, in the plot's place."""
+        return times_here(self.measured("forgetting_attention"))
 
 
 def drawn_starts(study: Study) -> dict[str, list[dict[str, Any]]]:

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from kernels.attention_shared.tiles import table
-from kernels.benchmark.operators import Rotate
 from kernels.stick_breaking import reference_attention, stick_breaking_attention
 from kernels.stick_breaking.autograd import attend
 from kernels.stick_breaking.portable import backward, tiles
 from kernels.stick_breaking.portable.tiles import TILES, Plan
 from tests.kernels import quick_interpreter
-from tests.kernels.exact import assert_exact, in_nan
+from tests.kernels.exact import in_nan
 from tests.kernels.stick_breaking.oracle import assert_right, make_case, make_nearly_used_up
 
 quick_interpreter.prepare()
@@ -53,15 +52,3 @@ def test_queries_that_stop_early_among_others(monkeypatch):
     assert oldest[4] > 0 and oldest[6] == 0 and oldest[8] > 64, oldest
     monkeypatch.setattr(backward, "WORKSPACE_BYTES", 1)
     assert_right(attention, case)
-
-
-def test_rotation():
-    """The rotary embedding that the benchmark adds to softmax attention."""
-    angles = torch.arange(37)[:, None] * 0.7 ** torch.arange(8)
-    both = torch.cat([angles.cos(), angles.sin()], -1)
-
-    def rotated(x):
-        cos, sin, (first, second) = angles.cos()[:, None], angles.sin()[:, None], x.split(8, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-    assert_exact(lambda x: Rotate.apply(x, both), rotated, [torch.randn(2, 37, 3, 16)], 1e-6)
