@@ -23,14 +23,17 @@ def with_gradients(function: Operator, inputs: Sequence[Tensor | None]) -> list[
 
 
 def in_nan(function: Operator, which: slice = slice(None)) -> Operator:
-    """Call `function` with views with steps, in which NaN lies between the rows of these inputs."""
+    """Call `function` with views of these inputs (B, T, ...) amid NaN: behind every row, and behind the rows of a sequence."""
+
+    def amid(x: Tensor) -> Tensor:
+        n = x.shape[-1]
+        behind = (0, n, *(0, 0) * (x.dim() - 3), 0, 1) if x.dim() > 2 else (0, n)
+        wide = torch.nn.functional.pad(x, behind, value=torch.nan)[..., :n]
+        return wide[:, :-1] if x.dim() > 2 else wide
 
     def call(*inputs: Tensor | None, **options: Any) -> Any:
-        views = list(inputs)
-        for i in range(len(views))[which]:
-            x = views[i]
-            if x is not None:
-                views[i] = torch.cat([x, x.detach() * torch.nan], -1)[..., : x.shape[-1]]
+        chosen = range(len(inputs))[which]
+        views = [amid(x) if i in chosen and x is not None else x for i, x in enumerate(inputs)]
         return function(*views, **options)
 
     return call
