@@ -3,9 +3,10 @@
 import hashlib
 import math
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,18 @@ import torch
 from lm_eval import evaluator, utils
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-from transformers import PreTrainedModel
 
 from eval.lm_eval.spec import IN_PERCENT, SHARES, Spec, check_names
 from eval.lm_eval.task_files import HARNESS_VERSION, answer_options, load_tasks, quiet, write_stand_ins
 from eval.lm_eval.tasks import TABLE
-from eval.runner.batching import Row, Scored, at_ends, check_positions, in_batches, score
+from eval.runner.batching import Record, check_positions, recorded, recorded_ends, score
 from eval.runner.context import Context
-from eval.runner.generation import end_ids, generate
+from eval.runner.generation import end_ids, greedy
 from eval.runner.loading import Loaded
 from eval.runner.stand_ins import StandIns, fingerprint_in
-from eval.runner.text import TextCodec
 from models.loss import token_losses
-from training.progress import Progress
 
 BOOTSTRAP_ITERATIONS = 1000
-Request = tuple[tuple[str, str], list[int], list[int]]
 
 
 class HarnessModel(TemplateLM):
@@ -41,10 +38,11 @@ class HarnessModel(TemplateLM):
     scored, as with the authors' `add_bos_token=True`.
     Answers are saved in the context's partial file under the digest of the request."""
 
-    def __init__(self, model: PreTrainedModel, codec: TextCodec, spec: Spec, context: Context, progress: Progress):
+    def __init__(self, loaded: Loaded, spec: Spec, context: Context):
         super().__init__()
-        self.model, self.codec, self.spec, self.context, self.progress = model, codec, spec, context, progress
-        self._compute = context.compute(spec.precision)
+        self.loaded, self.spec, self.context = loaded, spec, context
+        self.model, self.codec = loaded.model, loaded.tokenizer
+        self._compute, self._stderr = context.compute(spec.precision), sys.stderr  # which `quiet` redirects
 
     @property
     def eot_token_id(self) -> int:
@@ -62,56 +60,43 @@ class HarnessModel(TemplateLM):
         bos = self.spec.add_bos if add_special_tokens is None else add_special_tokens
         return [self.codec.bos_id] * bos + self.codec.encode(string)
 
-    def _loglikelihood_tokens(self, requests: list[Request], **unused: object) -> list[Scored]:
+    def _loglikelihood_tokens(self, requests: list[Any], **unused: object) -> list[tuple[float, bool]]:
         """Return (log-probability in nats, whether greedy decoding gives it) of each continuation."""
-        records, todo = self.context.partial.records, {}
-        keys = [_key("loglikelihood", texts) for texts, _, _ in requests]
+        keys, rows = [_key("loglikelihood", *texts) for texts, _, _ in requests], {}
         for key, (_, context, continuation) in zip(keys, requests, strict=True):
-            if key not in records and key not in todo:
-                if not continuation:
-                    raise ValueError("a continuation has no tokens, and so no score: leave it out of the task's choices")
-                if len(continuation) > self.max_length:
-                    over = f"over max_length {self.max_length}: raise it"
-                    raise ValueError(f"a continuation has {len(continuation)} tokens, {over}")
-                todo[key] = (context + continuation, len(continuation))
-        self.progress.expect(len(todo))
-        order = sorted(todo, key=lambda key: -len(todo[key][0]))
-        rows = {key: (todo[key][0][-(self.max_length + 1) :], todo[key][1]) for key in order}
-        for start in range(0, len(order), self.spec.batch_size):
-            batch = order[start : start + self.spec.batch_size]
-            lengths = [len(rows[key][0]) for key in batch]
-            whole = self.context.sources.batch_tokens or len(batch) * lengths[0]
-            in_batches(lengths, self._compute, partial(self._scored, batch, rows), batch_tokens=whole)
-        return [(records[key]["logprob"], records[key]["greedy"]) for key in keys]
+            if not 0 < len(continuation) <= self.max_length:
+                what = f"a continuation has {len(continuation)} tokens, not 1 to max_length {self.max_length}"
+                raise ValueError(f"{what}: raise it, or leave out of the task's choices what is empty")
+            rows[key] = (context + continuation)[-(self.max_length + 1) :], len(continuation)
 
-    def _scored(self, batch: list[str], rows: Mapping[str, Row], places: list[int]) -> list[None]:
-        """Score these places of a batch and save their records."""
-        keys = [batch[place] for place in places]
-        for key, logits_KV in zip(keys, at_ends(self.model, [rows[key] for key in keys], self._compute), strict=True):
-            logprob, greedy = score(rows[key], logits_KV)
-            self.context.partial.add(key, {"logprob": logprob, "greedy": greedy})
-            self.progress.advance()
-        return [None] * len(keys)
+        def read(key: str, logits_KV: torch.Tensor) -> Record:
+            return dict(zip(("logprob", "greedy"), score(rows[key], logits_KV), strict=True))
+
+        given = (rows, self.loaded, self.context, self.spec.precision, read, self.spec.batch_size)
+        with redirect_stderr(self._stderr):
+            found = recorded_ends("lm-eval (likelihoods)", *given)
+        return [(found[key]["logprob"], found[key]["greedy"]) for key in keys]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-probability in nats of whole texts, in disjoint windows of max_length."""
-        asked = {_key("rolling", request.args): request for request in requests}
-        self._answer(asked, lambda request: {"logprob": self._rolling(*request.args)})
-        return [self.context.partial.records[_key("rolling", request.args)]["logprob"] for request in requests]
+        return self._each("rolling", requests, lambda request: self._rolling(*request.args))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate greedily, up to the first stop string."""
-        keys = [_key("generate", (request.args[0], repr(sorted(request.args[1].items())))) for request in requests]
-        self._answer(dict(zip(keys, requests, strict=True)), lambda request: {"text": self._generated(request)})
-        return [self.context.partial.records[key]["text"] for key in keys]
+        return self._each("generate", requests, self._generated)
 
-    def _answer(self, asked: Mapping[str, Instance], answer: Callable[[Instance], dict[str, Any]]) -> None:
-        """Add the record of each request that has none yet."""
-        todo = [key for key in asked if key not in self.context.partial.records]
-        self.progress.expect(len(todo))
-        for key in todo:
-            self.context.partial.add(key, answer(asked[key]))
-            self.progress.advance()
+    def _each(self, kind: str, requests: list[Instance], answer: Callable[[Instance], Any]) -> list[Any]:
+        """Return the answer to each request, one at a time. Those that are asked twice are answered once."""
+        keys = [_key(kind, request.args[0], *(repr(sorted(more.items())) for more in request.args[1:])) for request in requests]
+        asked = dict(zip(keys, requests, strict=True))
+
+        def run(keys: list[str]) -> list[Record]:
+            return [{"answer": answer(asked[key])} for key in keys]
+
+        lengths = {key: len(self.codec.encode(request.args[0])) for key, request in asked.items()}
+        with redirect_stderr(self._stderr):
+            found = recorded(f"lm-eval ({kind})", lengths, self.context, self._compute, run, size=1)
+        return [found[key]["answer"] for key in keys]
 
     def _rolling(self, text: str) -> float:
         tokens = self.tok_encode(text, add_special_tokens=self.spec.scores_bos)
@@ -140,37 +125,34 @@ class HarnessModel(TemplateLM):
             return any(stop in self.codec.decode(ids) for stop in stops)
 
         ids = self.tok_encode(prompt)[-(self.max_length - limit) :]
-        ends = end_ids(self.model, self.eot_token_id)
-        (new,) = generate(self.model, [ids], self._compute, max_new_tokens=limit, stop_ids=ends, stop=done)
+        (new,) = greedy(self.model, self._compute, limit, end_ids(self.model, self.eot_token_id), done)([ids])
         text = self.codec.decode(new)
         for stop in stops:
             text = text.split(stop)[0]
         return text
 
 
-def results_of(tasks: Any, loaded: Loaded, spec: Spec, context: Context, progress: Progress) -> Any:
+def results_of(names: Sequence[str], folder: Path | None, loaded: Loaded, spec: Spec, context: Context) -> Any:
+    """Return the harness's results of tasks; see `load_tasks`."""
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # otherwise the harness bootstraps standard errors in forked processes
-    lm = HarnessModel(loaded.model, loaded.tokenizer, spec, context, progress)
-    return evaluator.evaluate(lm=lm, task_dict=tasks, limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)
+    how: dict[str, Any] = dict(limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)
+    lm = HarnessModel(loaded, spec, context)
+    with quiet():
+        return evaluator.evaluate(lm=lm, task_dict=load_tasks(names, folder), **how)
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return accuracies in percent and perplexities as they are, with standard errors in the same unit (NaN if the harness has
     none). ValueError for unknown tasks, and for data that are neither in the local cache nor available from the hub."""
-    scratch = tempfile.TemporaryDirectory(prefix="lm-eval-tasks-")
-    with Progress("lm-eval (requests)", 0) as progress, scratch, quiet():
+    with tempfile.TemporaryDirectory(prefix="lm-eval-tasks-") as scratch:
         corpus = fingerprint_in(spec.include)
         if corpus is not None:
-            folder: Path | None = write_stand_ins(StandIns(context.heldout(corpus)), spec.tasks, Path(scratch.name))
+            folder: Path | None = write_stand_ins(StandIns(context.heldout(corpus)), spec.tasks, Path(scratch))
         else:
             folder = spec.folder(context.sources)
         check_names(spec.tasks, folder)
-        found = load_tasks(spec.tasks, folder)
-        results = results_of(found, loaded, spec, context, progress)
-    policy = "one BOS before every context" if spec.add_bos else "BOS only where there is no context"
-    context.extras["bos_policy"] = f"{policy}; whole texts begin with a second one, scored" if spec.scores_bos else policy
-    context.extras["bootstrap_iterations"] = BOOTSTRAP_ITERATIONS
-    return pd.DataFrame([row for task in found["tasks"] for row in _rows(task, results, spec)])
+        results = results_of(spec.tasks, folder, loaded, spec, context)
+    return pd.DataFrame([row for task in results["n-samples"] for row in _rows(task, results, spec)])
 
 
 def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
@@ -201,5 +183,5 @@ def value_of(scores: Mapping[str, Any], metric: str, factor: float) -> dict[str,
     return {"value": factor * float(scores[name]), "stderr": stderr}
 
 
-def _key(kind: str, texts: tuple[str, ...]) -> str:
+def _key(kind: str, *texts: str) -> str:
     return hashlib.sha256("\0".join([kind, *texts]).encode("utf-8", "surrogatepass")).hexdigest()[:24]

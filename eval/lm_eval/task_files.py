@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before lm_eval)
+import datasets
 import lm_eval.tasks
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
-from lm_eval.tasks._yaml_loader import load_yaml
 
 from data.source import first_line
 from eval.lm_eval.tasks import TABLE, TASKS
 from eval.runner.stand_ins import VERSION, StandIns
 
 HARNESS_VERSION = importlib.metadata.version("lm_eval")
-PLACES = ("data_files", "data_dir", "dataset_path")
-"""Keys of a task file that name the paths of data."""
 
 
 def harness_file(name: str) -> str:
@@ -34,35 +32,6 @@ def harness_file(name: str) -> str:
 def harness_tasks() -> TaskManager:
     """Index the harness's own tasks; reading its thousands of files takes seconds."""
     return TaskManager()
-
-
-def check_inside(folder: Path) -> None:
-    """Raise ValueError if a task file names data or another task file outside the folder, which its digest does not cover."""
-    for path in sorted(folder.rglob("*.yaml")):
-        included = set[Path]()
-        try:
-            names = list(_places(load_yaml(path, resolve_func=False, _seen=included)))
-        except Exception:  # the harness ignores files that it cannot read
-            continue
-        harness = Path(lm_eval.tasks.__file__).parent.resolve()
-        names += [str(other) for other in included - {path.resolve()} if not other.is_relative_to(harness)]
-        for name in names:
-            place = folder.absolute() / Path(name).expanduser()
-            inside = Path(os.path.abspath(place)).is_relative_to(folder.absolute())
-            if not inside and not place.resolve().is_relative_to(folder.resolve()):
-                raise ValueError(f"{path} names {name}, outside --include-path {folder}: put it into that folder")
-
-
-def _places(config: Any, named: bool = False) -> Iterator[str]:
-    """Yield the local files and folders that PLACES name, anywhere in a configuration."""
-    if isinstance(config, dict):
-        for key, value in config.items():
-            yield from _places(value, named or key in PLACES)
-    elif isinstance(config, list):
-        for value in config:
-            yield from _places(value, named)
-    elif named and isinstance(config, str) and ("://" not in config or config.startswith("file://")):
-        yield config.removeprefix("file://")
 
 
 def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
@@ -78,11 +47,8 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> Any:
     except ValueError:
         raise
     except Exception as error:  # datasets and the hub client raise many types when data cannot be had
-        if folder is not None:
-            what = f"{', '.join(names)} in {folder} cannot be loaded ({first_line(error)})"
-            raise ValueError(f"{what}: check its task file and data") from error
-        what = f"the data of {', '.join(names)} are neither in the local cache nor available: {first_line(error)}"
-        raise ValueError(f"{what}\nName local task files with --include-path, or fill the cache first, online.") from error
+        remedy = "Name local task files with --include-path, or fill the cache first, online."
+        raise ValueError(f"tasks {', '.join(names)} or their data cannot be loaded: {first_line(error)}\n{remedy}") from error
     for name, task in loaded["tasks"].items():
         if task.OUTPUT_TYPE == "generate_until":
             answer_options(name, task.config.generation_kwargs or {})
@@ -127,14 +93,7 @@ def write_stand_ins(stand_ins: StandIns, names: tuple[str, ...], folder: Path) -
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence the harness, which reports to stdout and its logger, and the progress bars of datasets; we show our own."""
-    import datasets
-
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     datasets.disable_progress_bars()
-    try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            yield
-    finally:
-        logger.setLevel(level)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield

@@ -156,5 +156,4 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             prediction = found[key]["prediction"]
             cut = first_line(prediction) if not spec.original_cut or task in FEW_SHOT else prediction
             rows.append((task, metric, number, score(task, cut, example), prediction))
-    context.extras["num_examples"] = {name: len(found) for name, found in examples.items()}
     return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))

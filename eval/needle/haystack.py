@@ -1,10 +1,8 @@
 """Haystacks, the needles hidden in them (as in the LongAlign test, section 6 of the setup), and the prompts of a grid."""
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from data.text_files import TextSource, read_documents
@@ -24,20 +22,9 @@ def haystack_texts(name: str | None, context: Context) -> Iterator[str]:
     assert name is not None, "an unbound spec"
     if name.startswith("heldout:"):
         return heldout_texts(context.heldout(name.removeprefix("heldout:")))
-    wanted = name.removesuffix("-unsorted")
-    folder = checked("text", wanted, context.sources.haystack, "--haystack")
-    return iter([folder_text(folder, in_order=wanted == name)])
-
-
-def folder_text(path: Path, *, in_order: bool = True) -> str:
-    """Join the texts of a folder (or one file), sorted by name or in the order the directory lists them."""
-    files = TextSource(str(path)).files
-    if not in_order and path.is_dir():
-        listed = [file for file in map(Path, os.scandir(path)) if file in files]
-        if len(listed) < len(files):
-            raise ValueError(f"{path} holds texts in subfolders, which --haystack-unsorted does not order: move them up")
-        files = listed
-    return "".join(text for file in files for text in read_documents(file))
+    folder = checked("text", name, context.sources.haystack, "--haystack")
+    texts = (text for file in TextSource(str(folder)).files for text in read_documents(file))
+    return iter(["".join(texts)])
 
 
 def haystack_ids(codec: TextCodec, texts: Iterator[str], num_tokens: int) -> list[int]:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pandas as pd
+import tyro
 from pydantic import Field
 
 from data.corpus import Counts
-from eval.needle.wording import DEFAULT_WORDING, NAMES, Wording, words
+from eval.needle.wording import DEFAULT_WORDING, Wording, words
 from eval.runner.sources import check_choice, digest, fingerprint
 from eval.runner.spec import Content, EvalSpec, Once, Precision, PrecisionOption, Setting
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
@@ -28,20 +29,19 @@ class HaystackSpec(EvalSpec):
     precision: Precision | None
 
     def reads(self) -> tuple[str, ...]:
-        return ("corpus",) if str(self.text).startswith("heldout") else ("haystack", "haystack_unsorted")
+        return ("corpus",) if str(self.text).startswith("heldout") else ("haystack",)
 
     def bound(self, setting: Setting) -> Self:
         text, folder = self.text, setting.sources.haystack
         check_choice("--text", str(text), "heldout")
         if text == "heldout":
-            order = "-unsorted" if setting.sources.haystack_unsorted else ""
-            text = f"heldout:{fingerprint(setting.corpus)}" if folder is None else digest(folder) + order
+            text = f"heldout:{fingerprint(setting.corpus)}" if folder is None else digest(folder)
         return replace(self, text=text, precision=self.precision or setting.precision)  # type: ignore[type-var]
 
 
-def at_places(columns: dict[str, Any], modes: tuple[str, ...] = ("easy", "standard")) -> Schema:
+def at_places(columns: dict[str, Any]) -> Schema:
     """Return the schema of one row per needle: its place in the grid, and the measured `columns`."""
-    place = {"mode": text(modes), "length": integer(1), "depth": number(0, 100), "sample": integer(0)}
+    place = {"mode": text(("easy", "standard")), "length": integer(1), "depth": number(0, 100), "sample": integer(0)}
     return Schema({**place, **columns}, key=tuple(place))
 
 
@@ -49,16 +49,15 @@ def at_places(columns: dict[str, Any], modes: tuple[str, ...] = ("easy", "standa
 class Grid(HaystackSpec):
     """Fields that evaluations with needles share."""
 
-    mode: Literal["easy", "standard", "passkey"] = "standard"
-    """standard hides one sentence; easy hides question, answer marker and sentence; passkey hides key-value lines, which small
-    models can learn."""
+    mode: Literal["easy", "standard"] = "standard"
+    """standard hides one sentence; easy hides question, answer marker and sentence."""
     lengths: Annotated[tuple[PositiveInt, ...], Once] = tuple(range(1000, 32001, 3100))
     """Tokens of the prompts."""
     depths: Annotated[tuple[Depth, ...], Once] = tuple(float(depth) for depth in range(0, 101, 10))
     """Places of the needle, in percent of the text."""
     samples_per_cell: PositiveInt = 1
     reserve: NonNegativeInt = 200
-    """Tokens of each length kept free for BOS and the query (passkey ignores it and counts its query exactly)."""
+    """Tokens of each length kept free for BOS and the query."""
     text: Content = "heldout"
     """Held-out text (of a corpus, whose fingerprint `bound` adds), or the digest of the folder given with --haystack."""
     wording: Content = None
@@ -71,7 +70,7 @@ class Grid(HaystackSpec):
     def __post_init__(self) -> None:
         if not self.lengths or not self.depths:
             raise ValueError("a needle grid needs at least one length and one depth")
-        if self.mode != "passkey" and min(self.lengths) <= self.reserve:
+        if min(self.lengths) <= self.reserve:
             raise ValueError(f"length {min(self.lengths)} leaves nothing after the {self.reserve} reserved tokens: lengthen it")
 
     def bound(self, setting: Setting) -> Self:
@@ -114,8 +113,8 @@ class Spec(Grid):
     kind: Literal["needle"] = "needle"
     max_new_tokens: PositiveInt = 1024
     """Limit on the tokens of an answer, which is generated greedily."""
-    num_keys: PositiveInt = 1
-    """Number of key-value lines that passkey hides."""
+    num_keys: Annotated[Literal[1], tyro.conf.Suppress] = 1
+    """Named by stored specs."""
     judge: str | None = None
     """Model name of an LLM judge; None scores by exact and fuzzy match."""
 
@@ -126,22 +125,11 @@ class Spec(Grid):
             "fuzzy": number(0, 1),
             "scored_by": text(),  # "match", or the judge's name
             "prediction": text(empty=True),
-        },
-        modes=("easy", "standard", "passkey"),
+        }
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_keys > 1 and self.mode != "passkey":
-            raise ValueError(f"num_keys {self.num_keys} applies to mode 'passkey' only, not to {self.mode!r}")
-        if self.num_keys > len(NAMES):
-            raise ValueError(f"num_keys {self.num_keys} exceeds the {len(NAMES)} names of keys: ask for fewer")
-        if self.judge is not None and self.mode == "passkey":
-            raise ValueError("mode 'passkey' is scored by match; leave the judge out")
-
     def reads(self) -> tuple[str, ...]:
-        prompts = () if self.mode == "passkey" else ("prompts",)
-        return (*super().reads(), *prompts, *(() if self.judge is None else ("judge_url",)))
+        return (*super().reads(), "prompts", *(() if self.judge is None else ("judge_url",)))
 
     def bound(self, setting: Setting) -> Self:
         wording = setting.sources.prompts or DEFAULT_WORDING
@@ -153,16 +141,15 @@ class Spec(Grid):
             raise ValueError(f"{wording}: {what}: name a --judge-model")
         if self.judge is not None and setting.sources.judge_url is None:
             raise ValueError(f"judge {self.judge!r} needs the address of its endpoint: --judge-url")
-        return replace(super().bound(setting), wording="passkey" if self.mode == "passkey" else digest(wording))
+        return replace(super().bound(setting), wording=digest(wording))
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
-        if self.mode != "passkey" and self.wording in (None, digest(DEFAULT_WORDING)):
+        if self.wording in (None, digest(DEFAULT_WORDING)):
             self.check_cells([Wording.read(DEFAULT_WORDING)], run.data.tokenizer)
 
     def tokens_read(self) -> list[tuple[int, int]]:
         cells = len(self.depths) * self.samples_per_cell
-        new = min(self.max_new_tokens, 12) if self.mode == "passkey" else self.max_new_tokens
-        return [(cells * (length + new), length) for length in self.lengths]
+        return [(cells * (length + self.max_new_tokens), length) for length in self.lengths]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         ends = {1.0: ", the floor", 10.0: ", the ceiling"}

@@ -4,17 +4,9 @@ import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 DEFAULT_WORDING, FACTS, CHOICES = (Path(__file__).with_name(f"{name}.toml") for name in ("prompts", "facts", "choices"))
-
-
-NAMES = (
-    "amber birch cedar delta ember fjord grove heath ivory jetty koala larch maple "
-    "north ocean pearl quilt river stone tulip umber viola wheat xenon yucca zebra"
-).split()
-"""Names of pass keys."""
 
 
 def words(text: str) -> list[str]:
@@ -37,14 +29,10 @@ class Wording:
         if not self.needle.startswith(self.answer_start) or self.needle == self.answer_start:
             raise ValueError("answer_start must be the beginning of needle, and leave something to say")
         try:
-            found = [part[1:] for part in Formatter().parse(self.judge) if part[1] is not None]
-        except ValueError as error:
-            found = [(str(error), None, None)]
-        for name, form, conversion in found:
-            if name not in ("question", "reference", "answer") or form or conversion:
-                raise ValueError(f"judge may hold {{question}}, {{reference}} and {{answer}} in braces, not {name!r}")
-
-        if self.judge and "answer" not in {name for name, *_ in found}:
+            self.judge_prompt("")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(f"judge may hold {{question}}, {{reference}} and {{answer}} in braces, not {error}") from None
+        if self.judge and "{answer}" not in self.judge:
             raise ValueError("judge must hold {answer}, where the answer to be judged goes")
 
     @classmethod

@@ -22,7 +22,6 @@ class Spec(Grid):
     """Needle in a haystack as a choice of one word out of ten, by log-likelihood; guessing is right in 10% of the cases."""
 
     kind: Literal["needle_choice"] = "needle_choice"
-    mode: Literal["easy", "standard"] = "standard"
     samples_per_cell: PositiveInt = 64
     """Needles per cell. If the words are single tokens, as common words are, all ten take one forward pass."""
 

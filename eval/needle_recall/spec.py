@@ -21,7 +21,6 @@ class Spec(Grid):
     """Needle recall in nats: how much likelier a hidden sentence makes the answer that it holds; a score without a floor."""
 
     kind: Literal["needle_recall"] = "needle_recall"
-    mode: Literal["easy", "standard"] = "standard"
     samples_per_cell: PositiveInt = 20
     """Needles per cell; beyond the 20 sentences they are repeated at other places."""
 

@@ -15,13 +15,12 @@ import pandas as pd
 
 from eval.lm_eval.measure import results_of, value_of
 from eval.lm_eval.spec import Spec as HarnessSpec
-from eval.lm_eval.task_files import load_tasks, quiet, write_task
+from eval.lm_eval.task_files import write_task
 from eval.needle.haystack import haystack_ids, haystack_texts
 from eval.ruler.spec import CHOICES, TASKS, VERSION, Spec
 from eval.runner.context import Context
 from eval.runner.loading import Loaded
 from eval.runner.text import TextCodec
-from training.progress import Progress
 
 TEXTS = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
 DEPTHS = np.linspace(0, 1, 40)
@@ -82,13 +81,12 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     examples = Examples(spec, loaded.tokenizer, haystack_texts(spec.text, context))
     names = {f"{task}_{length}": (task, length) for task, length in product(spec.tasks, spec.lengths)}
     harness = HarnessSpec(tasks=tuple(names), max_length=max(spec.lengths), precision=spec.precision)
-    scratch = tempfile.TemporaryDirectory(prefix="ruler-tasks-")
-    with Progress("ruler (requests)", 0) as progress, scratch, quiet():
-        folder = Path(scratch.name)
+    with tempfile.TemporaryDirectory(prefix="ruler-tasks-") as scratch:
+        folder = Path(scratch)
         for name, (task, length) in names.items():
             made = [examples.make(task, length, number) for number in range(spec.samples)]
             write_task(folder, name, made, "test", _form(spec))
-        results = results_of(load_tasks(tuple(names), folder), loaded, harness, context, progress)
+        results = results_of(tuple(names), folder, loaded, harness, context)
     metric = "score" if spec.answers == "generate" else "acc"
     values = {place: value_of(results["results"][name], metric, 100.0) for name, place in names.items()}
     return pd.DataFrame(

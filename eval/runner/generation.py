@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
-from eval.runner.batching import check_positions, in_batches, is_out_of_memory, recorded
+from eval.runner.batching import check_positions, is_out_of_memory, recorded
 from eval.runner.context import Compute, Context
 from eval.runner.loading import Loaded
 from eval.runner.spec import Precision
@@ -35,8 +35,12 @@ def greedy(
     stop: Stop | None = None,
     cache: NewCache | None = None,
 ) -> Callable[[Sequence[list[int]]], list[list[int]]]:
-    """Return a function that continues the prompts of one batch, see `generate`. They are left-padded, or continued one by one
-    if padding changes the model's outputs."""
+    """Return a function that continues the prompts (token ids, BOS included) of one batch and returns the new ids of each.
+
+    A sequence ends at `max_new_tokens`, before the first of `stop_ids` (not returned), or after the token that makes
+    `stop(new ids)` true. Prompts are left-padded, or continued one by one if padding changes the model's outputs. `cache` makes
+    the batch's cache, given the most tokens that a text of it will have (None: `own_cache`). ValueError for a prompt that is
+    too long for the model's positions."""
     filler = min(stop_ids, default=0)
     cache = cache or own_cache(model, compute)
     ends = dict(max_new_tokens=max_new_tokens, eos_token_id=sorted(stop_ids) or None, pad_token_id=filler)
@@ -102,29 +106,6 @@ def own_cache(model: PreTrainedModel, compute: Compute) -> NewCache | None:
     if compute.on_cuda and isinstance(model, CausalLM) and spec_of(model).has_places:
         return lambda longest: DecodingCache(room=longest)
     return None
-
-
-def generate(
-    model: PreTrainedModel,
-    prompts: Sequence[list[int]],
-    compute: Compute,
-    *,
-    max_new_tokens: int,
-    stop_ids: Collection[int] = (),
-    stop: Stop | None = None,
-    batch_tokens: int | None = None,
-    cache: NewCache | None = None,
-) -> list[list[int]]:
-    """Return greedy continuations (token ids without the prompts) of `prompts` (token ids, BOS included), in their order. A
-    sequence ends at `max_new_tokens`, before the first of `stop_ids` (not returned), or after the token that makes `stop(new
-    ids)` true. `batch_tokens`: see `in_batches`. `cache` makes a batch's cache, given the most tokens that a text of it will
-    have (None: `own_cache`). ValueError for an empty prompt, and for one that is too long for the model's positions or the
-    machine's memory."""
-    if [] in prompts:
-        raise ValueError(f"prompt {prompts.index([])} has no tokens; a prompt begins with BOS")
-    run = greedy(model, compute, max_new_tokens, stop_ids, stop, cache)
-    lengths = [len(prompt) + max_new_tokens for prompt in prompts]
-    return in_batches(lengths, compute, lambda batch: run([prompts[i] for i in batch]), batch_tokens=batch_tokens)
 
 
 def seconds_of_tokens(

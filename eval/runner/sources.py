@@ -17,8 +17,6 @@ class UserData:
 
     haystack: Path | None = None
     """Folder of texts for the needle test and RULER; default: the held-out text of the corpus."""
-    haystack_unsorted: bool = False
-    """Take the texts of --haystack in directory order, as the released evaluation did."""
     prompts: Path | None = None
     """TOML file with the wording of the needle test (a copy of eval/needle/prompts.toml, edited)."""
     longbench: Path | None = None
@@ -30,7 +28,7 @@ class UserData:
 
     def given(self) -> list[str]:
         """Return the names of the options that were given, each of which some evaluation should read."""
-        return [field.name for field in fields(UserData) if getattr(self, field.name) not in (None, False)]
+        return [field.name for field in fields(UserData) if getattr(self, field.name) is not None]
 
 
 @strict
@@ -79,7 +77,7 @@ def fingerprint(corpus: DataSpec | None) -> str:
 
 def check_choice(option: str, value: str, *choices: str) -> None:
     """Raise ValueError unless an option has one of its choices, or what `bound` makes of them: content by its digest."""
-    if value not in choices and not re.fullmatch(r"local[-:].+|heldout:.+|[0-9a-f]+(-unsorted)?", value):
+    if value not in choices and not re.fullmatch(r"local[-:].+|heldout:.+|[0-9a-f]+", value):
         raise ValueError(f"{option} {value}: choose {' or '.join(choices)}")
 
 

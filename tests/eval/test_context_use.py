@@ -11,7 +11,7 @@ from eval.context_use.spec import Spec
 from models.build import build_model
 from tests.eval.oracles import llama, token_logps
 
-SPEC = Spec(contexts=(8, 32, 88, 184), places=(200, 120), targets=16, num_documents=3)
+SPEC = Spec(contexts=(8, 32, 110, 184), places=(200, 120), targets=16, num_documents=3)
 
 
 @pytest.mark.parametrize("name", ["llama", "fox"])
@@ -20,7 +20,7 @@ def test_equals_plain_computation(name, tiny_fox, in_memory, bind, corpus, conte
     model = llama() if name == "llama" else build_model(tiny_fox()).eval()
     rows = SPEC.SCHEMA.validate(measure.evaluate(in_memory(model), bind(SPEC), context))
     places = rows[rows["document"] == 0].groupby("context")["place"].agg(set).to_dict()
-    assert places == {8: {120, 200}, 32: {120, 200}, 88: {120, 200}, 184: {200}}, "what does not fit before 120 is left out"
+    assert places == {8: {120, 200}, 32: {120, 200}, 110: {200}, 184: {200}}, "what does not fit before 120 is left out"
     tokens = corpus.heldout.read(slice(0, 3), 0, 200).astype(np.int64)
     for row in rows.itertuples():
         window = tokens[row.document, row.place - 16 - row.context : row.place]

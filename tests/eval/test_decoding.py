@@ -11,7 +11,7 @@ from eval.decoding import measure
 from eval.decoding.spec import FIRST, Spec
 from eval.runner import generation
 from eval.runner.context import Compute
-from eval.runner.generation import generate, seconds_of_tokens
+from eval.runner.generation import greedy, seconds_of_tokens
 from models.build import build_model
 from models.forgetting_transformer import eviction
 from models.forgetting_transformer.module import gated_layers, pruning
@@ -113,8 +113,8 @@ def test_all_ways_give_the_same_tokens(tiny_fox):
     texts = []
     for name, cache in measure.caches(model).items():
         with pruning(gated_layers(model).values(), -10.0 if name == "pruned" else None, "acp"):
-            texts.append(generate(model, prompts, Compute(), max_new_tokens=12, cache=cache))
-    assert len(texts) == 3 and texts[0] == texts[1] == texts[2] == generate(model, prompts, Compute(), max_new_tokens=12)
+            texts.append(greedy(model, Compute(), 12, cache=cache)(prompts))
+    assert len(texts) == 3 and texts[0] == texts[1] == texts[2] == greedy(model, Compute(), 12)(prompts)
 
 
 def test_which_models_are_decoded_how(tiny_fox):

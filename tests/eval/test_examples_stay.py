@@ -18,7 +18,6 @@ from eval.last_words.measure import items
 from eval.lm_eval.spec import TASKS as HARNESS
 from eval.longbench.spec import TASKS as LONGBENCH
 from eval.needle.haystack import CellBuilder
-from eval.needle.measure import passkey
 from eval.needle.wording import DEFAULT_WORDING, Wording, read_facts
 from eval.needle_choice.measure import needles
 from eval.ruler.measure import Examples
@@ -41,7 +40,7 @@ WRITTEN = {
     "longbench triviaqa": "85b6f143689e", "longbench samsum": "a18aa45ac8e4", "longbench lcc": "24d2feb69bd5",
     "longbench repobench_p": "90edf419ce0b", "ruler niah_single_1": "c4b8440e12b4", "ruler niah_single_2": "69177d406d62",
     "ruler niah_single_3": "320f8d105769", "last_words": "21bc643916c7", "needle_choice": "ef3b271e424a",
-    "passkey": "6af4095447d0", "needle easy": "c9c1569e7e6a", "needle standard": "d1a4143b06ca",
+    "needle easy": "c9c1569e7e6a", "needle standard": "d1a4143b06ca",
     "needle_recall easy": "76cfa0c71178", "needle_recall standard": "e18a49795ed6",
 }  # fmt: skip
 
@@ -72,10 +71,6 @@ def made(kind: str, monkeypatch) -> object:
         hidden = needles(CODEC, 12)
         found = cells(room, monkeypatch, mode="easy").cells_of_ids([wording for wording, _ in hidden])
         return [[vars(cell) for cell in found], [ids for _, ids in hidden]]
-    if room == "passkey":
-        rng = np.random.default_rng(0)
-        filler = CODEC.encode(TEXTS[0])
-        return [passkey(CODEC, filler, length=300, depth=depth, num_keys=3, rng=rng) for depth in (0.0, 30.0, 100.0)]
     builder = cells(room, monkeypatch, mode=task)
     wordings = read_facts() if room == "needle_recall" else [Wording.read(DEFAULT_WORDING)]
     return [[vars(cell) for cell in builder.cells(wordings)], builder.without_needle(wordings[0], 900, 1)]

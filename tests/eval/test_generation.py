@@ -5,9 +5,9 @@ import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, RwkvConfig, RwkvForCausalLM
 
 from eval.runner import generation
-from eval.runner.batching import batches, in_batches
-from eval.runner.context import Compute
-from eval.runner.generation import end_ids, generate, seconds_of_tokens, stands_batches
+from eval.runner.batching import batches, recorded
+from eval.runner.context import Compute, Context
+from eval.runner.generation import end_ids, greedy, seconds_of_tokens, stands_batches
 from models.build import build_model
 from models.spec import DeltaNetSpec, HGRN2Spec, Mamba2Spec, SambaSpec
 from tests.eval.oracles import llama
@@ -54,8 +54,8 @@ def test_batched_single_and_uncached_generation_agree(name, make_model):
     model = make_model(name)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(1, 64, (n,), generator=generator).tolist() for n in (7, 40, 21, 3)]
-    batched = generate(model, prompts, CPU, max_new_tokens=NEW)
-    assert batched == [generate(model, [prompt], CPU, max_new_tokens=NEW)[0] for prompt in prompts]
+    batched = greedy(model, CPU, NEW)(prompts)
+    assert batched == [greedy(model, CPU, NEW)([prompt])[0] for prompt in prompts]
     for prompt, new in zip(prompts, batched, strict=True):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt + new])).logits[0]
@@ -75,44 +75,45 @@ def test_models_that_mix_up_rows_are_told_apart_in_either_precision(make_model):
 
 def test_answers_end_where_they_are_told_and_checkpoints_settings_have_no_say(make_model):
     model, prompts = make_model("llama"), [[1, 2, 3], [4, 5, 6, 7, 8]]
-    free = generate(model, prompts, CPU, max_new_tokens=NEW)
+    free = greedy(model, CPU, NEW)(prompts)
     end = free[0][3]
-    stopped = generate(model, prompts, CPU, max_new_tokens=NEW, stop_ids={end})
+    stopped = greedy(model, CPU, NEW, {end})(prompts)
     assert stopped == [ids[: ids.index(end)] if end in ids else ids for ids in free]
-    short = generate(model, prompts, CPU, max_new_tokens=NEW, stop=lambda ids: len(ids) == 2)
+    short = greedy(model, CPU, NEW, stop=lambda ids: len(ids) == 2)(prompts)
     assert short == [ids[:2] for ids in free]
     model.generation_config = own = GenerationConfig(eos_token_id=free[0][1], do_sample=True, repetition_penalty=5.0)
-    assert generate(model, prompts, CPU, max_new_tokens=NEW) == free and model.generation_config is own
+    assert greedy(model, CPU, NEW)(prompts) == free and model.generation_config is own
     assert end_ids(model, None) == {free[0][1]} and end_ids(model, 9) == {free[0][1], 9}
     model.generation_config.eos_token_id = [7, 8]
     assert end_ids(model, 9) == {7, 8, 9}
-    with pytest.raises(ValueError, match="no tokens"):
-        generate(model, [[]], CPU, max_new_tokens=NEW)
 
 
 def test_positions_are_enough_for_all_but_the_last_token():
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=8, eos_token_id=None))
-    assert len(generate(model.eval(), [[1, 2, 3]], CPU, max_new_tokens=6)[0]) == 6
+    assert len(greedy(model.eval(), CPU, 6)([[1, 2, 3]])[0]) == 6
     with pytest.raises(ValueError, match="9 tokens are more than the 8 positions"):
-        generate(model, [[1, 2, 3]], CPU, max_new_tokens=7)
+        greedy(model, CPU, 7)([[1, 2, 3]])
 
 
 def test_batches_keep_to_the_budget_the_longest_first():
-    lengths = [5, 100, 30, 31, 7, 90]
-    assert list(batches(lengths, 100)) == [[1], [5], [3, 2, 4], [0]]
-    assert [len(batch) for batch in batches([1] * 300, 10**6)] == [256, 44]
+    lengths = dict(a=5, b=100, c=30, d=31, e=7, f=90)
+    assert list(batches(lengths, 100)) == [["b"], ["f"], ["d", "c", "e"], ["a"]]
+    assert list(batches(lengths, 1e9, 4)) == [["b", "f", "d", "c"], ["e", "a"]]
+    assert [len(batch) for batch in batches(dict.fromkeys(range(300), 1), 1e9)] == [256, 44]
 
 
 def test_out_of_memory_halves_the_batch_and_names_a_hopeless_prompt():
-    limit, told = 2, []
+    limit, tried = 2, []
 
-    def run(batch: list[int]) -> list[int]:
-        if len(batch) > limit:
+    def run(keys: list[str]) -> list[dict]:
+        tried.append(keys)
+        if len(keys) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return [10 * i for i in batch]
+        return [{"x": key} for key in keys]
 
-    done = dict(on_done=lambda *each: told.append(each))
-    assert in_batches([3, 4, 1, 2], CPU, run, **done) == [0, 10, 20, 30] and told == [(1, 10), (0, 0), (3, 30), (2, 20)]
+    lengths = dict(a=3, b=4, c=1, d=2)
+    found = recorded("what", lengths, Context(), CPU, run)
+    assert found == {key: {"x": key} for key in lengths} and tried == [["b", "a", "d", "c"], ["b", "a"], ["d", "c"]]
     limit = 0
     with pytest.raises(ValueError, match="a prompt of 4 tokens"):
-        in_batches([3, 4, 1, 2], CPU, run)
+        recorded("what", lengths, Context(), CPU, run)

@@ -25,7 +25,6 @@ from results.store import read_rows
 from training.lines import line
 
 GRID = dict(lengths=(330, 260), depths=(0.0, 50.0, 100.0), samples_per_cell=2, reserve=80)
-KEYS = dict(mode="passkey", lengths=(150, 90), depths=(0.0, 60.0), samples_per_cell=2, max_new_tokens=3)
 EXAMPLES = {
     "per_token_loss": dict(context_len=48, num_documents=3),
     "context_use": dict(contexts=(8, 32, 88), places=(120, 60), targets=16, num_documents=2),

@@ -20,7 +20,6 @@ from eval.runner.stand_ins import StandIns
 from eval.runner.text import TextCodec
 from models.build import load_model
 from tests.eval.oracles import VOCAB, Uniform, llama, logp, token_logps
-from training.progress import Progress
 
 CHOICES = {  # question: choices, the first of which is right
     "river house": ["the", "the river was quiet and small"],
@@ -136,33 +135,12 @@ def test_a_model_without_probabilities_has_no_scores(task, codec, bind, in_memor
             measure.evaluate(in_memory(model, codec), spec, context)
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ("test: pick.jsonl", "test: ../other.jsonl"), ("test: pick.jsonl", "test: file://{outside}"),
-    ("data_files:\n    test: pick.jsonl", "data_dir: {outside}"), ("dataset_path: json", "dataset_path: {outside}"),
-    ("task: pick", "include: {outside}\ntask: pick"),
-])  # fmt: skip
-def test_what_a_task_reads_outside_its_folder_is_refused(old, new, bind, tasks, tmp_path):
-    """The evaluation's identity holds the folder's content: other data would get old scores."""
-    outside, file = tmp_path / "other.jsonl", tasks / "pick.yaml"
-    outside.write_text("{}")
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new.format(outside=outside)))
-    with pytest.raises(ValueError, match=r"pick\.yaml names .*other\.jsonl, outside"):
-        bind(Spec(tasks=("read",)), include_path=tasks)
-    file.unlink()
-    (tasks / "hub.yaml").write_text("task: hub\ndataset_path: a/b\ndataset_kwargs: {data_files: https://a.org/b.jsonl}")
-    (tasks / "broken.yaml").write_text("task: [")
-    bind(Spec(tasks=("read",)), include_path=tasks)
-
-
 @pytest.mark.parametrize("scores_bos", [True, False])
-def test_rolling_windows_score_every_token_once_after_one_bos(scores_bos, codec):
+def test_rolling_windows_score_every_token_once_after_one_bos(scores_bos, codec, in_memory):
     model, text = llama(), "the river was quiet in the morning and the captain wrote a letter"
     ids = [codec.bos_id] * scores_bos + codec.encode(text)
     for length in (4, 7, 1000):
-        lm = HarnessModel(
-            model, codec, Spec(max_length=length, scores_bos=scores_bos, precision="fp32"), Context(), Progress("", 0)
-        )
+        lm = HarnessModel(in_memory(model, codec), Spec(max_length=length, scores_bos=scores_bos, precision="fp32"), Context())
         (got,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
         expected = 0.0
         for start in range(0, len(ids), length):
@@ -174,11 +152,11 @@ def test_rolling_windows_score_every_token_once_after_one_bos(scores_bos, codec)
 
 
 @pytest.mark.parametrize("add_bos", [True, False])
-def test_agrees_with_the_harness_own_model_class(add_bos, corpus, codec, bind):
+def test_agrees_with_the_harness_own_model_class(add_bos, corpus, codec, bind, in_memory):
     model = llama()
     theirs = HFLM(pretrained=model, tokenizer=corpus.tokenizer.to_hf(), add_bos_token=add_bos, max_length=64, batch_size=3)
     spec = bind(Spec(include="local", max_length=64, batch_size=3, add_bos=add_bos, precision="fp32"))
-    ours = HarnessModel(model, codec, spec, Context(), Progress("", 0))
+    ours = HarnessModel(in_memory(model, codec), spec, Context())
     pairs = [
         ("the river was", " quiet"), ("the river was", " small and quiet"), ("", "a letter"), ("window ", "winter silver"),
         ("market village " * 40, "the captain"),
@@ -234,7 +212,7 @@ def test_wrong_answers_are_of_the_same_text_or_of_others_and_the_right_one_anywh
 def test_what_cannot_be_scored_is_refused(codec, bind, in_memory, tasks):
     loaded, source = in_memory(Uniform(), codec), dict(include_path=tasks)
     for spec, told in (
-        (Spec(tasks=("pick", "piqa")), "no task file for piqa"),
+        (Spec(tasks=("pick", "piqa")), "has no task file .* for piqa"),
         (Spec(tasks=("pick",), max_length=5), "max_length 5"),
         (Spec(tasks=("ask",), max_length=200), "max_length 200"),
     ):

@@ -10,8 +10,7 @@ from analysis.curves import log_perplexity, perplexity, smooth
 from analysis.training_curves import smooth_backwards
 from eval.attention_speed.measure import milliseconds
 from eval.kinds import KINDS
-from eval.needle.haystack import Cell
-from eval.needle.measure import _row
+from eval.needle.measure import scores
 from eval.parameters.spec import INPUT_EMBEDDING
 from eval.recall.measure import judged
 from training.journal import Speed
@@ -29,18 +28,7 @@ from training.journal import Speed
     ("one two three four", "one two three four five six seven eight", 0, 0.5, 3.25),
 ])  # fmt: skip
 def test_scores_of_needles(prediction, expected, exact, fuzzy, score):
-    row = _row(Cell("standard", 100, 50.0, 1, [0], expected), prediction)
-    assert (row["exact"], row["fuzzy"], row["score"]) == pytest.approx((exact, fuzzy, score))
-    assert (row["mode"], row["length"], row["depth"], row["sample"], row["scored_by"]) == ("standard", 100, 50.0, 1, "match")
-
-
-@pytest.mark.parametrize(("prediction", "exact", "fuzzy", "score"), [
-    ("4821", 1, 1.0, 10.0), (" 48217. The", 1, 1.0, 10.0), ("4820", 0, 0.75, 6.625), ("4128", 0, 0.5, 3.25),
-    ("48", 0, 0.5, 3.25), ("", 0, 0.0, 1.0), ("is 4821", 0, 0.0, 1.0),
-])  # fmt: skip
-def test_scores_of_pass_keys_go_by_place(prediction, exact, fuzzy, score):
-    row = _row(Cell("passkey", 100, 50.0, 0, [0], "4821"), prediction)
-    assert (row["exact"], row["fuzzy"], row["score"]) == pytest.approx((exact, fuzzy, score))
+    assert scores(prediction, expected) == pytest.approx({"exact": exact, "fuzzy": fuzzy, "score": score})
 
 
 def test_perplexities():

@@ -1,11 +1,9 @@
 """Needle in a haystack: the construction to the token and to the sentence, and models that copy or guess."""
 
 import itertools
-import os
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -18,8 +16,7 @@ from data.json_escape import json_escape
 from data.tokenizer import Tokenizer, train_bpe
 from eval.kinds import eval_id
 from eval.needle import measure
-from eval.needle.haystack import document, folder_text, full_stops, haystack_ids, insertion_point
-from eval.needle.measure import build_cells, passkey
+from eval.needle.haystack import Cell, CellBuilder, document, full_stops, haystack_ids, haystack_texts, insertion_point
 from eval.needle.spec import Spec
 from eval.needle.wording import DEFAULT_WORDING, Wording
 from eval.runner.context import Context
@@ -29,6 +26,10 @@ from tests.eval.oracles import Copying, llama
 
 WORDING = Wording.read(DEFAULT_WORDING)
 SMALL = dict(mode="easy", lengths=(400,), depths=(0.0,))
+
+
+def cells_of(codec: TextCodec, spec: Spec, corpus) -> list[Cell]:
+    return list(CellBuilder(codec, spec, Context(corpus=corpus)).cells([WORDING]))
 
 
 @pytest.fixture(scope="module")
@@ -110,22 +111,21 @@ def test_where_no_document_has_the_asked_tokens_the_closest_shorter_one_is_taken
         assert document(Odd(), hay, "+++", tokens, depth, {ord(".")}) == found
 
 
-def test_the_haystacks_order_and_repetition(codecs, tmp_path):
-    texts = {"b.txt": "Second. ", "a.txt": "First. ", "c.bin": "no text"}
-    for name, text in texts.items():
+def test_the_haystacks_order_and_repetition(codecs, bind, tmp_path):
+    for name, text in {"b.txt": "Second. ", "a.txt": "First. ", "c.bin": "no text"}.items():
         (tmp_path / name).write_text(text)
-    assert folder_text(tmp_path) == "First. Second. "
-    listed = [entry.name for entry in os.scandir(tmp_path) if entry.name.endswith(".txt")]
-    assert folder_text(tmp_path, in_order=False) == "".join(texts[name] for name in listed)
-    once = codecs["plain"].encode("First. Second. ")
+    spec = bind(Spec(**SMALL), haystack=tmp_path)
+    texts = list(haystack_texts(spec.text, Context(sources=Sources(haystack=tmp_path))))
+    assert texts == ["First. Second. "]
+    once = codecs["plain"].encode(texts[0])
     for count, times in ((len(once), 1), (3 * len(once) - 1, 3)):
-        assert haystack_ids(codecs["plain"], iter(["First. Second. "]), count) == once * times
+        assert haystack_ids(codecs["plain"], iter(texts), count) == once * times
 
 
 def test_samples_of_a_cell_share_no_text_and_the_first_is_the_papers(codecs, corpus, bind):
     codec, spec = codecs["plain"], bind(Spec(**SMALL | dict(lengths=(700, 500)), samples_per_cell=3))
-    cells = build_cells(codec, spec, Context(corpus=corpus), WORDING)
-    single = build_cells(codec, bind(replace(spec, samples_per_cell=1)), Context(corpus=corpus), WORDING)
+    cells = cells_of(codec, spec, corpus)
+    single = cells_of(codec, bind(replace(spec, samples_per_cell=1)), corpus)
     assert [cell.prompt for cell in single] == [cell.prompt for cell in cells if cell.sample == 0]
     whole = codec.decode(haystack_ids(codec, heldout_texts(corpus), 3 * (700 + 64)))
     spans = {sample: [] for sample in range(3)}
@@ -140,7 +140,7 @@ def test_samples_of_a_cell_share_no_text_and_the_first_is_the_papers(codecs, cor
 def test_prompt_ends_with_the_answers_first_words(codecs, corpus, bind):
     codec = codecs["plain"]
     for mode in ("easy", "standard"):
-        (cell,) = build_cells(codec, bind(Spec(mode=mode, lengths=(600,), depths=(30.0,))), Context(corpus=corpus), WORDING)
+        (cell,) = cells_of(codec, bind(Spec(mode=mode, lengths=(600,), depths=(30.0,))), corpus)
         text = codec.decode(cell.prompt)
         asked = f"{WORDING.question} {WORDING.answer_marker} {WORDING.answer_start}"
         assert text.endswith(f"{WORDING.instruction} {asked}") and text.count(asked) == 1 + (mode == "easy")
@@ -170,7 +170,7 @@ class CopyModel(PreTrainedModel, GenerationMixin):
         return self.copying(input_ids)
 
 
-@pytest.mark.parametrize("mode", ["easy", "standard", "passkey"])
+@pytest.mark.parametrize("mode", ["easy", "standard"])
 def test_a_model_that_copies_scores_10_and_a_random_one_1(mode, corpus, bind, in_memory):
     codec = TextCodec(corpus.tokenizer)
     spec = bind(Spec(mode=mode, lengths=(400, 500), depths=(0.0, 35.0, 100.0), max_new_tokens=48))
@@ -211,27 +211,6 @@ def test_wordings_that_no_test_can_be_made_of_are_refused(old, new, tmp_path):
     assert "Lisbon" in Wording.read(path).hidden("easy")
 
 
-def test_passkeys_have_exact_lengths_depths_and_keys_of_their_own(codecs, corpus, bind):
-    codec = codecs["plain"]
-    filler = codec.encode("the river was quiet and the morning early. " * 40)
-    for (length, depth), num_keys in itertools.product(((200, 0.0), (301, 40.0), (400, 100.0)), (1, 4)):
-        rng = np.random.default_rng(3)
-        prompt, value = passkey(codec, filler, length=length, depth=depth, num_keys=num_keys, rng=rng)
-        text = codec.decode(prompt)
-        name = text.rsplit("The pass key of ", 1)[1].removesuffix(" is")
-        assert len(prompt) == length and text.count("The pass key of ") == num_keys + 1
-        assert f"The pass key of {name} is {value}.\n" in text and len(set(value)) == len(value) == 4
-        if num_keys == 1:
-            made, query = (codec.encode(f"\nThe pass key of {name} is{end}") for end in (f" {value}.\n", ""))
-            at = 1 + round((length - 1 - len(made) - len(query)) * depth / 100)
-            assert prompt[at : at + len(made)] == made
-    with pytest.raises(ValueError, match="too short"):
-        passkey(codec, filler, length=20, depth=0.0, num_keys=1, rng=np.random.default_rng(0))
-    spec = bind(Spec(mode="passkey", lengths=(150, 160), depths=(0.0, 50.0), samples_per_cell=3))
-    cells, again = (build_cells(codec, spec, Context(corpus=corpus), None) for _ in range(2))
-    assert cells == again and len({cell.expected for cell in cells}) >= 11 and len({cell.key for cell in cells}) == 12
-
-
 def foreign(kind: str, texts: list[str]) -> TextCodec:
     """Tokenisers as other models have them: WordPiece lowers case and drops line breaks, Metaspace marks words by a bar."""
     if kind == "wordpiece":
@@ -253,7 +232,7 @@ def foreign(kind: str, texts: list[str]) -> TextCodec:
 def test_foreign_tokenisers(kind, corpus, bind):
     codec = foreign(kind, [*heldout_texts(corpus), WORDING.hidden("easy"), WORDING.query])
     spec = bind(Spec(lengths=(400, 600), depths=(0.0, 40.0, 100.0)))
-    for cell in build_cells(codec, spec, Context(corpus=corpus), WORDING):
+    for cell in cells_of(codec, spec, corpus):
         text = codec.decode(cell.prompt).replace("\n", " ")
         (before, _) = text.split(codec.decode(codec.encode(WORDING.needle)))
         assert text.rstrip().endswith(codec.decode(codec.encode(WORDING.answer_start)).strip())
@@ -270,12 +249,11 @@ def test_what_cannot_be_a_cell_is_refused_and_the_advice_is_enough(codecs, corpu
     for changes in ({"reserve": 20}, {"lengths": (240,), "reserve": 150}):
         spec = bind(Spec(**SMALL | changes))
         with pytest.raises(ValueError, match="length") as refused:
-            build_cells(codecs["plain"], spec, Context(corpus=corpus), WORDING)
+            cells_of(codecs["plain"], spec, corpus)
         if advised := re.search(r"a reserve of (\d+), not 20", str(refused.value)):
-            build_cells(codecs["plain"], replace(spec, reserve=int(advised[1])), Context(corpus=corpus), WORDING)
+            cells_of(codecs["plain"], replace(spec, reserve=int(advised[1])), corpus)
         with pytest.raises(ValueError, match="reserve"):
             spec.check(make_spec(), None)
-    Spec(mode="passkey", lengths=(100,)).check(make_spec(), None)  # counts its lines exactly
 
     def passes(reserve: int) -> bool:
         try:
