@@ -9,19 +9,19 @@ import numpy as np
 import pandas as pd
 from transformers import PreTrainedModel
 
-from eval.decoding.spec import FIRST, Spec
+from eval.decoding.spec import Spec
 from eval.runner.context import Compute, Context
 from eval.runner.generation import NewCache, seconds_of_tokens
 from eval.runner.heldout import open_heldout
 from eval.runner.loading import Loaded
 from eval.runner.machine import check_machine, peak_memory_gib, reset_peak_memory
+from eval.throughput.measure import QUANTILES
+from eval.throughput.spec import FIRST
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import spec_of
 from models.cache import DecodingCache
 from models.forgetting_transformer.module import ForgettingAttention, pruning
 from training.progress import Progress
-
-QUANTILES = (0.2, 0.5, 0.8)
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:

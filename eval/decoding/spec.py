@@ -17,12 +17,11 @@ import pandas as pd
 
 from eval.runner.heldout import HeldoutSpec
 from eval.runner.spec import Content, LogTolerance, Once, Setting
+from eval.throughput.spec import FIRST
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
 CACHES = ("whole", "pruned", "evicting")
-FIRST = 8
-"""Decoding steps at the beginning that are not timed."""
 
 
 @strict

@@ -14,13 +14,12 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import torch
 from transformers import PreTrainedModel
 
-from eval.decoding.spec import FIRST
 from eval.runner.batching import check_positions
 from eval.runner.context import Compute, Context
 from eval.runner.generation import seconds_of_tokens
 from eval.runner.loading import Loaded, vocab_size
 from eval.runner.machine import check_machine, peak_memory_gib
-from eval.throughput.spec import Spec
+from eval.throughput.spec import FIRST, Spec
 from kernels.fla_cpu.tuning import lift_limit
 from models.build import build_model, num_params, spec_of
 from models.spec import ModelSpec

@@ -10,13 +10,15 @@ from typing import Annotated, Literal, Self
 import pandas as pd
 import tyro
 
-from eval.decoding.spec import FIRST
 from eval.runner.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec import ModelSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.provenance import is_cpu
 from results.schema import Schema, integer, number, text
 from training.spec import GRAPH_PARTS
+
+FIRST = 8
+"""Decoding steps at the beginning that are not timed."""
 
 
 @strict

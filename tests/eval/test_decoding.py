@@ -8,10 +8,11 @@ import torch
 
 import models.cache
 from eval.decoding import measure
-from eval.decoding.spec import FIRST, Spec
+from eval.decoding.spec import Spec
 from eval.runner import generation
 from eval.runner.context import Compute
 from eval.runner.generation import greedy, seconds_of_tokens
+from eval.throughput.spec import FIRST
 from models.build import build_model
 from models.forgetting_transformer import eviction
 from models.forgetting_transformer.module import gated_layers, pruning

@@ -60,6 +60,8 @@ def test_half_life_is_the_medians_not_the_means():
     assert half_life(log_fgate.cumsum(0)) == pytest.approx(20, rel=0.05)
     once = torch.cat([torch.zeros(40), -torch.ones(24)]).double()  # of queries 22 back 22 of 42 see it, 21 back 21 of 43
     assert half_life(once) == pytest.approx(21 + math.log(2))
+    late = torch.cat([torch.zeros(150), torch.full((50,), -0.01)]).double()  # beyond half the text at the rate of that half
+    assert half_life(late.cumsum(0)) == pytest.approx(100 * math.log(2) / 0.01)
 
 
 @pytest.fixture

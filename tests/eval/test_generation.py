@@ -79,6 +79,8 @@ def test_answers_end_where_they_are_told_and_checkpoints_settings_have_no_say(ma
     end = free[0][3]
     stopped = greedy(model, CPU, NEW, {end})(prompts)
     assert stopped == [ids[: ids.index(end)] if end in ids else ids for ids in free]
+    last = greedy(model, CPU, NEW, stop=lambda ids: ids[-1] == end)(prompts)  # each row at its own end
+    assert last == [ids[: ids.index(end) + 1] if end in ids else ids for ids in free]
     short = greedy(model, CPU, NEW, stop=lambda ids: len(ids) == 2)(prompts)
     assert short == [ids[:2] for ids in free]
     model.generation_config = own = GenerationConfig(eos_token_id=free[0][1], do_sample=True, repetition_penalty=5.0)

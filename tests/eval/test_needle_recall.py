@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from data.tokenizer import parse_tokenizer
 from eval.needle.wording import Choices, read_facts
 from eval.needle_choice import measure as choice
 from eval.needle_choice.spec import OFFERED
@@ -105,6 +107,13 @@ def test_words_that_differ_in_their_last_token_take_one_pass(codec, corpus, bind
     cell = next(builder.cells_of_ids([choice.needles(codec, 1)[0][0]]))
     passes = choice.passes_of(cell, [[1, 2], [3, 4], [1, 5], [3, 6]])
     assert list(passes.values()) == [{0: [1, 2], 2: [1, 5]}, {1: [3, 4], 3: [3, 6]}]
+    logits = torch.zeros(2, 8)
+    logits[0, 1], logits[1, 5] = 1.0, 2.0
+    first, second = 1 - math.log(math.e + 7), 2 - math.log(math.e**2 + 7)
+    found = choice.log_probabilities(passes[f"{cell.key}/0"], logits)
+    assert found == pytest.approx([first + second - 2, first + second])
+    few = replace(Choices.read(), words=[*(f"w{n}" for n in range(9)), *(f"word{n}" for n in range(10))])
+    assert set(choice._alike(TextCodec(parse_tokenizer("bytes").load()), few, "abbot")) == set(range(9, 19)), "ten or more"
 
 
 def test_what_does_not_fit_is_refused(make_spec, codec, corpus, bind, in_memory):
