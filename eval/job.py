@@ -8,14 +8,13 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from pydantic import TypeAdapter
 
-from eval.kinds import EVAL_SPEC, eval_id, unbound, unread
+from eval.kinds import EVAL_SPEC, eval_id, measure_of, unbound, unread
 from eval.runner.context import Context, make_context
 from eval.runner.loading import Loaded, Subject
 from eval.runner.machine import go_offline_if_unreachable, machine_name, peak_memory_gib, reset_peak_memory, use
@@ -100,7 +99,7 @@ def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
     context.train_seq_len = None if subject.run is None else subject.run.train.seq_len
     reset_peak_memory(context.device)
     started = time.perf_counter()
-    rows = import_module(f"eval.{spec.kind}.measure").evaluate(loaded, spec, context)
+    rows = measure_of(spec).evaluate(loaded, spec, context)
     context.extras |= {"seconds": round(time.perf_counter() - started, 2), "peak_memory_gib": peak_memory_gib(context.device)}
     meta = {
         **dict(kind=spec.kind, scale=subject.scale, model=subject.model, run_id=subject.run_id, eval_id=name),

@@ -1,10 +1,12 @@
-"""Kinds of evaluation, one line each, and the identity of an evaluation. Torch-free."""
+"""Kinds of evaluation, each a folder here or in beyond/eval, and the identity of an evaluation. Torch-free."""
 
 import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Union
 
 from pydantic import Field, TypeAdapter
@@ -12,13 +14,12 @@ from pydantic import Field, TypeAdapter
 from eval.runner.sources import UserData
 from eval.runner.spec import EvalSpec
 
-NAMES = (
-    "per_token_loss", "needle", "needle_recall", "recall", "equal_logits", "longbench", "lm_eval", "gate_maps", "throughput",
-    "training_curve", "parameters", "pruning", "attention_speed", "ruler", "context_use", "needle_choice", "last_words",
-    "cache_eviction", "decoding",
-)  # fmt: skip
-"""Folders of eval/ with `spec.py` and `measure.py`."""
-KINDS: dict[str, type[EvalSpec]] = {name: import_module(f"eval.{name}.spec").Spec for name in NAMES}
+ROOT = Path(__file__).parents[1]
+FOLDERS = [path.parent for room in ("eval", "beyond/eval") for path in sorted(ROOT.glob(f"{room}/*/measure.py"))]
+"""Folders with `spec.py` and `measure.py`."""
+KINDS: dict[str, type[EvalSpec]] = {
+    folder.name: import_module(".".join([*folder.relative_to(ROOT).parts, "spec"])).Spec for folder in FOLDERS
+}
 TIMED = tuple(name for name, spec in KINDS.items() if "machine" in {field.name for field in fields(spec)})  # type: ignore[arg-type]
 """Kinds that measure times, which are never the same twice; on a CPU they need the machine to themselves."""
 
@@ -30,12 +31,14 @@ _BOUND = ("corpus", "text", "wording", "dataset", "include", "precision", "machi
 _UNBOUND = (None, "heldout", "local")
 
 
+def measure_of(spec: EvalSpec) -> ModuleType:
+    """Import the module that computes an evaluation, which may need torch."""
+    return import_module(f"{type(spec).__module__.removesuffix('.spec')}.measure")
+
+
 def eval_id(spec: EvalSpec) -> str:
     """Return `kind-xxxxxxxx`: the kind and the first 8 hex digits of the SHA-256 of the fields that differ from their defaults.
-    So a field that is added later does not change earlier ids, and a default must never change. ValueError for a kind that is
-    not in NAMES, whose spec no job could read."""
-    if KINDS.get(spec.kind) is not type(spec):
-        raise ValueError(f"no evaluation is listed as {spec.kind!r}; add its folder's name to NAMES in eval/kinds.py")
+    So a field that is added later does not change earlier ids, and a default must never change."""
     assert not unbound(spec), f"an evaluation without its {', '.join(unbound(spec))} has no identity; see `bound`"
     changed = TypeAdapter(type(spec)).dump_python(spec, mode="json", exclude_defaults=True)
     text = json.dumps({**changed, "kind": spec.kind}, sort_keys=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from results.provenance import git_state
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("kernels", "models", "data", "training", "eval", "results", "analysis", "experiments", "slurm")
+PACKAGES = ("kernels", "models", "data", "training", "eval", "results", "analysis", "experiments", "slurm", "beyond")
 
 
 def snapshot(folder: Path, root: Path = ROOT) -> Path:

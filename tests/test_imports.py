@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "training": {"data", "models", "kernels", "results"},
     "eval": {"training", "data", "models", "kernels", "results"},
     "analysis": {"results"},
-    "experiments": {"eval", "training", "data", "models", "kernels", "results", "analysis"},
+    "beyond": {"eval", "training", "data", "models", "kernels", "results", "analysis", "tests"},
+    "experiments": {"eval", "training", "data", "models", "kernels", "results", "analysis", "beyond"},
     "slurm": {"experiments", "training", "results"},
 }
 """Each room and the others that it may import. Nobody imports slurm."""

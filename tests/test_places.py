@@ -70,7 +70,6 @@ EVALUATION = Example(
     "an evaluation",
     new="evaluation",
     names=(("NAME", "last_loss"),),
-    edits=(("eval/kinds.py", '"needle_choice", "last_words",\n', '...    "last_loss",\n'),),
 )
 FIGURE = Example("a figure or table", new="figure", names=(("PAPER", "beyond"), ("STEM", "last_losses")))
 SCALE = Example(

@@ -23,7 +23,7 @@ from analysis.statistics import Estimate, Term, contrast
 from analysis.study import Evaluation, Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, count_range, over_seeds
-from eval.cache_eviction.spec import Spec
+from beyond.eval.cache_eviction.spec import Spec
 from experiments.recipes import lines, model_spec
 from experiments.scales import MINIS, PAPERS, TINIES, get_scale, sizes_at
 

@@ -14,7 +14,7 @@ from analysis.panels import doublings_axis
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens
 from analysis.tables import Column, Table
-from eval.decoding.spec import CACHES, Spec
+from beyond.eval.decoding.spec import CACHES, Spec
 from experiments.recipes import lines
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 from results.provenance import commit_name

@@ -17,7 +17,7 @@ from analysis.statistics import Estimate, Term, apart, contrast, share
 from analysis.study import Study
 from analysis.style import DPI, WIDTH, Files, about, plt, publish
 from analysis.tables import Column, Table
-from eval.last_words.spec import Spec
+from beyond.eval.last_words.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 

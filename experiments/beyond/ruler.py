@@ -10,7 +10,7 @@ from analysis.panels import Drawn, band_note, doublings_axis, draw_lines, legend
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, plt, publish, tokens, training_length_line
 from analysis.tables import Column, Table, over_seeds
-from eval.ruler.spec import Spec
+from beyond.eval.ruler.spec import Spec
 from experiments.recipes import main_models as runs  # noqa: F401
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at
 

@@ -1,8 +1,8 @@
 """Examples that evaluations make of a text are what they were: rows are stored under an identity that does not hold them, only
 the text's, the wording's and the version's.
 
-Where a change is meant, the version of the examples goes up with the digests (`VERSION` of eval/runner/stand_ins.py and of
-eval/ruler/spec.py), or the evaluation gets another name.
+Where a change is meant, the version of the examples goes up with the digests (`VERSION` of eval/runner/stand_ins.py), or the
+evaluation gets another name.
 """
 
 import hashlib
@@ -14,15 +14,11 @@ import pytest
 
 from data.tokenizer import parse_tokenizer
 from eval.kinds import KINDS
-from eval.last_words.measure import items
 from eval.lm_eval.spec import TASKS as HARNESS
 from eval.longbench.spec import TASKS as LONGBENCH
 from eval.needle.haystack import CellBuilder
 from eval.needle.wording import DEFAULT_WORDING, Wording, read_facts
 from eval.needle_choice.measure import needles
-from eval.ruler.measure import Examples
-from eval.ruler.spec import TASKS as RULER
-from eval.ruler.spec import VERSION
 from eval.runner import stand_ins
 from eval.runner.text import TextCodec
 from tests.eval.conftest import sentences
@@ -38,8 +34,7 @@ WRITTEN = {
     "longbench 2wikimqa": "2070a82327d2", "longbench musique": "3a17966d3250", "longbench gov_report": "45ceb94aad41",
     "longbench qmsum": "b9c8f141389b", "longbench multi_news": "e2d5b7fb5e20", "longbench trec": "c04a1c1b9820",
     "longbench triviaqa": "85b6f143689e", "longbench samsum": "a18aa45ac8e4", "longbench lcc": "24d2feb69bd5",
-    "longbench repobench_p": "90edf419ce0b", "ruler niah_single_1": "c4b8440e12b4", "ruler niah_single_2": "69177d406d62",
-    "ruler niah_single_3": "320f8d105769", "last_words": "21bc643916c7", "needle_choice": "ef3b271e424a",
+    "longbench repobench_p": "90edf419ce0b", "needle_choice": "ef3b271e424a",
     "needle easy": "c9c1569e7e6a", "needle standard": "d1a4143b06ca",
     "needle_recall easy": "76cfa0c71178", "needle_recall standard": "e18a49795ed6",
 }  # fmt: skip
@@ -62,11 +57,6 @@ def made(kind: str, monkeypatch) -> object:
         return own.lm_eval(task)
     if room == "longbench":
         return own.longbench(task)
-    if room == "ruler":
-        specs = [KINDS["ruler"](lengths=(2000,), tasks=(task,), answers=answers) for answers in ("generate", "choose")]
-        return [Examples(spec, CODEC, iter(TEXTS)).make(task, 2000, number) for spec in specs for number in range(3)]
-    if room == "last_words":
-        return [vars(item) for item in items(TEXTS, KINDS["last_words"](num_documents=3, num_items=9, common=20))]
     if room == "needle_choice":
         hidden = needles(CODEC, 12)
         found = cells(room, monkeypatch, mode="easy").cells_of_ids([wording for wording, _ in hidden])
@@ -83,6 +73,6 @@ def test_examples_are_what_they_were(kind, monkeypatch):
 
 def test_versions_are_those_of_the_digests():
     """All tasks have one."""
-    assert (stand_ins.VERSION, VERSION) == (1, 2)
-    for room, tasks in (("lm_eval", HARNESS), ("longbench", LONGBENCH), ("ruler", RULER)):
+    assert stand_ins.VERSION == 1
+    for room, tasks in (("lm_eval", HARNESS), ("longbench", LONGBENCH)):
         assert {f"{room} {task}" for task in tasks} == {each for each in WRITTEN if each.startswith(f"{room} ")}

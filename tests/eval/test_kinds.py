@@ -2,16 +2,13 @@
 cost is that of the tokens that are read, and what enters an identity is all that may change the rows."""
 
 from dataclasses import fields, replace
-from importlib import import_module
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-import eval as room
 from eval.job import main as job_main
-from eval.kinds import EVAL_SPEC, KINDS, eval_id, unbound, unread
+from eval.kinds import EVAL_SPEC, FOLDERS, KINDS, eval_id, measure_of, unbound, unread
 from eval.lm_eval.tasks import TABLE as HARNESS
 from eval.longbench.spec import TABLE as LONGBENCH
 from eval.runner.context import Context
@@ -60,15 +57,13 @@ def loaded(model, in_memory, corpus):
 
 
 def evaluate(loaded, spec, context) -> pd.DataFrame:
-    return import_module(f"eval.{spec.kind}.measure").evaluate(loaded, spec, context)
+    return measure_of(spec).evaluate(loaded, spec, context)
 
 
 def test_a_folder_is_a_kind():
-    folder = Path(room.__path__[0])
-    beyond = {"ruler", "last_words", "cache_eviction", "decoding"}
-    made = {path.parent.name for path in folder.glob("*/measure.py")} - beyond
+    made = {folder.name for folder in FOLDERS if folder.parent.parent.name != "beyond"}
     assert made == set(EXAMPLES), "give EXAMPLES one of the new kind"
-    assert made <= set(KINDS) and all(spec.kind == name for name, spec in KINDS.items())
+    assert all(spec.kind == name for name, spec in KINDS.items())
 
 
 def test_every_kind_runs_as_a_job_and_writes_rows_of_its_schema(make_run, corpus, bind, tmp_path, capsys):

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import models.cache
-from eval.decoding import measure
-from eval.decoding.spec import Spec
+from beyond.eval.decoding import measure
+from beyond.eval.decoding.spec import Spec
 from eval.runner import generation
 from eval.runner.context import Compute
-from eval.runner.generation import greedy, seconds_of_tokens
+from eval.runner.generation import greedy
 from eval.throughput.spec import FIRST
 from models.build import build_model
 from models.forgetting_transformer import eviction
@@ -74,18 +74,6 @@ def test_rates_follow_the_clock(batch_size, tiny_fox, bind, in_memory, context, 
     assert row["cache_bytes"] == 12
 
 
-def test_a_batch_is_timed_as_one_however_many_rows_it_has(tiny_fox, monkeypatch):
-    """More rows than `generate` takes at a time are one batch; a model that mixes up rows is refused."""
-    seen, model = [], build_model(tiny_fox(num_layers=1)).eval()
-    run = generation._generated
-    monkeypatch.setattr(generation, "_generated", lambda *given: seen.append(len(given[3]["input_ids"])) or run(*given))
-    assert seconds_of_tokens(model, [[1, 2]] * 300, Compute(), 3).shape == (3,) and seen == [300]
-    monkeypatch.setattr(generation, "stands_batches", lambda model, compute: False)
-    assert seconds_of_tokens(model, [[1, 2]], Compute(), 3).shape == (3,)
-    with pytest.raises(ValueError, match="CausalLM mixes up the rows of a batch: ask for batches of 1"):
-        seconds_of_tokens(model, [[1, 2]] * 2, Compute(), 3)
-
-
 def test_every_way_of_decoding(tiny_fox, bind, in_memory, context, monkeypatch):
     """Bytes of all keys, values and sums by hand; what evicts keeps about half: one of two heads."""
     for place in (models.cache, eviction):
@@ -131,18 +119,7 @@ def test_which_models_are_decoded_how(tiny_fox):
     assert measure.caches(build_model(tiny_fox()))["evicting"](9).longest == 9
 
 
-def test_what_does_not_fit_or_cannot_be_is_said(tiny_fox, bind, in_memory, context, monkeypatch):
-    for given, words in (
-        (dict(new_tokens=FIRST + 1), f"new_tokens {FIRST + 1}: the first {FIRST} steps do not count; ask for {FIRST + 2}"),
-        (dict(lengths=(66, 65)), "length 65 leaves no prompt before 64 new tokens"),
-        (dict(lengths=()), "at least one length"),
-        (dict(batch_sizes=()), "one batch size"),
-        (dict(log_tolerance=0.0), "log_tolerance 0.0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            Spec(**{"lengths": (128,), **given})
-    assert Spec(lengths=(66,)).new_tokens == 64
-    assert Spec(lengths=(128, 200), batch_sizes=(1, 16)).extent == (16, 200)
+def test_what_does_not_fit_is_refused(tiny_fox, bind, in_memory, context, monkeypatch):
     model = build_model(tiny_fox()).eval()
     spec = bind(Spec(lengths=(40,), batch_sizes=(2,), new_tokens=FIRST + 2, repeats=1))
     with pytest.raises(ValueError, match="timing on another"):

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from transformers import PreTrainedModel
 
-from eval.decoding.spec import Spec
+from beyond.eval.decoding.spec import Spec
 from eval.runner.context import Compute, Context
 from eval.runner.generation import NewCache, seconds_of_tokens
 from eval.runner.heldout import open_heldout

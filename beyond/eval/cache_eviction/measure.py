@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from eval.cache_eviction.spec import Spec
+from beyond.eval.cache_eviction.spec import Spec
 from eval.per_token_loss.measure import document_losses
 from eval.pruning.measure import attending, most_dropped
 from eval.runner.context import Context

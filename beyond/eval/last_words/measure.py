@@ -9,7 +9,7 @@ from itertools import islice
 import pandas as pd
 import torch
 
-from eval.last_words.spec import Spec
+from beyond.eval.last_words.spec import Spec
 from eval.runner.batching import Row, recorded_ends, score
 from eval.runner.context import Context
 from eval.runner.loading import Loaded
@@ -57,7 +57,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def items(texts: Sequence[str], spec: Spec) -> list[Item]:
-    """Return evenly spaced ones of all words that the rule allows (eval/last_words/spec.py), in order. ValueError if there are
+    """Return evenly spaced ones of all words that the rule allows (spec.py), in order. ValueError if there are
     none."""
     counts = Counter(word.lower() for text in texts for word in WORD.findall(text))
     common = {word for word, _ in counts.most_common(spec.common)}

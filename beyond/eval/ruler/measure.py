@@ -13,11 +13,11 @@ from uuid import UUID
 import numpy as np
 import pandas as pd
 
+from beyond.eval.ruler.spec import CHOICES, TASKS, VERSION, Spec
 from eval.lm_eval.measure import results_of, value_of
 from eval.lm_eval.spec import Spec as HarnessSpec
 from eval.lm_eval.task_files import write_task
 from eval.needle.haystack import haystack_ids, haystack_texts
-from eval.ruler.spec import CHOICES, TASKS, VERSION, Spec
 from eval.runner.context import Context
 from eval.runner.loading import Loaded
 from eval.runner.text import TextCodec

@@ -1,4 +1,4 @@
-"""Score of generated answers, which eval/ruler/generate.yaml names."""
+"""Score of generated answers, which beyond/eval/ruler/generate.yaml names."""
 
 from typing import Any
 
