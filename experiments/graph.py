@@ -35,9 +35,9 @@ def plans_dir(plan: Plan) -> Path:
     return plan.request.runs_dir / plan.request.scale / "plans"
 
 
-def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 1) -> list[Planned]:
-    """Return the tasks that remain to be done, each after the tasks that it needs. `promised`: files that tasks under way will
-    make. `processes`: the number that trains each run."""
+def tasks(plan: Plan, processes: int = 1) -> list[Planned]:
+    """Return the tasks that remain to be done, each after the tasks that it needs. `processes`: the number that trains each
+    run."""
     request, folder, found = plan.request, plans_dir(plan), []
     for corpus in plan.corpora:
         if isinstance(corpus, CorpusPlan) and not corpus.ready:
@@ -45,12 +45,14 @@ def tasks(plan: Plan, promised: frozenset[Path] = frozenset(), processes: int = 
             key, makes = f"prepare:{corpus.folder.name}", (corpus.folder / "corpus.json",)
             found.append(Planned(key, "experiments", args, (), makes, folder))
     for run in plan.runs.values():
-        missing = [spec for spec in run.missing_evals if run.eval_file(spec) not in promised]
+        missing = run.missing_evals
         if run.trains:
             found.append(train_task(plan, run, processes))
         for kind, fresh in (("evaluate", False), ("time", False), ("time", True)):
-            specs = [spec for spec in missing if (_task_kind(spec), spec.NEEDS == "spec") == (kind, fresh)]
-            found += [_eval_task(plan, run, specs, kind, fresh)] if specs else []
+            wanted = [spec for spec in run.evals if (_task_kind(spec), spec.NEEDS == "spec") == (kind, fresh)]
+            specs = [spec for spec in wanted if spec in missing]
+            key = f"{kind}:{run.spec.folder_name}:{_digest(*sorted(map(eval_id, wanted)))}"  # the same when some are done
+            found += [_eval_task(plan, run, specs, key, fresh)] if specs else []
     for stem, spec in plan.drawings.items():
         if not (is_collected(spec) and is_drawn(spec)):
             file = draw_file(plan, stem)
@@ -98,13 +100,12 @@ def _task_kind(spec: EvalSpec) -> str:
     return "time" if spec.kind in TIMED or spec.NEEDS == "spec" else "evaluate"
 
 
-def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], kind: str, fresh: bool) -> Planned:
+def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], key: str, fresh: bool) -> Planned:
     """Return the task that evaluates `run`, or its untrained model (`fresh`), by `specs` in one process."""
-    name, device = run.spec.folder_name, plan.request.device
+    kind, device = key.split(":")[0], plan.request.device
     args = (str(run.folder.path), "--spec", *(str(run.spec_file(spec)) for spec in specs), *_corpus_args(run, "--corpus"),
             "--device", device, *arguments_of(plan.request.sources))  # fmt: skip
-    needs = _prepared(run) + (() if fresh or run.folder.finished else (f"train:{name}",))
-    key = f"{kind}:{name}:{_digest(*sorted(map(eval_id, specs)))}"
+    needs = _prepared(run) + (() if fresh or run.folder.finished else (f"train:{run.spec.folder_name}",))
     makes = tuple(map(run.eval_file, specs))
     return Planned(key, "eval.job", args, needs, makes, run.folder.path, run, alone=kind == "time" and device == "cpu")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from results.provenance import git_state
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("kernels", "models", "data", "training", "eval", "results", "analysis", "experiments", "slurm", "beyond")
 
 
 def snapshot(folder: Path, root: Path = ROOT) -> Path:
@@ -47,7 +46,8 @@ def _holds(path: Path, text: bytes) -> bool:
 
 def code_files(root: Path = ROOT) -> list[str]:
     """Return the paths of everything that jobs need: the packages, without stored results."""
-    paths = (path for package in PACKAGES for path in (root / package).rglob("*") if path.is_file())
+    packages = [path.parent for path in root.glob("*/__init__.py")]
+    paths = (path for package in packages for path in package.rglob("*") if path.is_file())
     found = []
     for relative in (path.relative_to(root) for path in paths):
         stored = relative.parts[0] == "results" and len(relative.parts) > 2
