@@ -1,5 +1,4 @@
-"""The rule by which ended tasks are restarted, on this machine and on SLURM. Standard library only: on clusters with containers
-this runs on the host's python3.
+"""The rule by which ended tasks are restarted, on this machine and on SLURM.
 
 After exit code 75 (saved, to be restarted) or a crash, a task is restarted as long as restarts make progress, and at most
 `max_restarts` times in a row if they do not. 2 (an error that the user can fix) and 130 (Ctrl-C) are final.
@@ -7,8 +6,7 @@ After exit code 75 (saved, to be restarted) or a crash, a task is restarted as l
 The journal of a task is a file in its folder with one JSON line per event:
 
     start      job, mark, node        mark: how far the task had got
-    end        job, mark, code, action (done, again, failed, ended), reason
-    excluded   job, node              a node where it crashed and is not restarted (SLURM)
+    end        job, mark, code, action (done, again, failed), reason
 
 A start without an end was cut off from outside: the machine failed, or SLURM requeued the job on its own."""
 
@@ -28,7 +26,7 @@ MAX_RESTARTS = 3
 def append(path: Path, event: str, **values: Any) -> None:
     """Add one line to a journal."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")  # noqa: UP017 (host pythons may be old)
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with open(path, "a") as file:
         file.write(json.dumps({"event": event, "date": date, **values}) + "\n")
 
@@ -69,12 +67,6 @@ def fruitless_starts(events: list[dict[str, Any]], job: str, mark: str) -> int:
     """Count how many of the job's latest starts, in a row, made no progress beyond `mark`."""
     starts = [event for event in events if event["event"] == "start" and event["job"] == job]
     return len(list(takewhile(lambda event: event["mark"] == mark, reversed(starts))))
-
-
-def has_ended(path: Path, job: str) -> bool:
-    """Return whether a job's last event in a journal is an end without a restart."""
-    events = [event for event in read(path) if event.get("job") == job]
-    return bool(events) and events[-1]["event"] == "end" and events[-1]["action"] != "again"
 
 
 def decide(code: int, fruitless: int, max_restarts: int = MAX_RESTARTS) -> tuple[str, str]:

@@ -1,5 +1,4 @@
-"""Tasks of a plan, shared by the local launcher and SLURM. Standard library only: on clusters with containers the code that
-runs at the end of a job uses the host's python3."""
+"""Tasks of a plan, shared by the local launcher and SLURM. Standard library only: jobs read it before they start their task."""
 
 from __future__ import annotations
 

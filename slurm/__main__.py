@@ -55,10 +55,13 @@ class Status(Asked):
     def run(self, console: Console) -> int:
         cluster = self.read()
         plan = planned(self.request, cluster)
-        rows = status.states(plan, jobs(plan, cluster), cluster, queue())
+        there = queue()
+        found = {job: status.state(job, cluster, there) for job in jobs(plan, cluster)}
+        rows = status.rows(plan, found)
         uncut(console).print(status.table(rows))
-        counts = Counter(now.name for _, _, now, _ in rows)
-        console.print(", ".join(f"{number} {name}" for name, number in counts.items()))
+        counts = Counter(state.name for state in found.values())
+        said = [f"{number} {name}" for name, number in counts.items()] or ["all is done"]
+        console.print(f"{', '.join(said)} (jobs); of {len(rows)} rows {sum(row[2].name == 'done' for row in rows)} are done")
         return int(any(name in counts for name in status.BROKEN))
 
 

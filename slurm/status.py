@@ -40,10 +40,9 @@ def state(job: Job, cluster: Cluster, queue: Mapping[str, Queued]) -> State:
         where = queued.nodes or queued.reason
         return State(queued.state.lower(), queued.id, where, max(len(starts) - (queued.state == "RUNNING"), 0), last)
     own = folder(job, cluster)
-    ids = sorted((int(path.name.split("_")[0]) for path in own.glob("*_submitted.pkl")), default=[])
-    if not ids:
+    last_id = str(max((int(path.name.split("_")[0]) for path in own.glob("*_submitted.pkl")), default=0))
+    if last_id == "0":
         return State("not submitted")
-    last_id = str(ids[-1])
     starts, ends = _events(events, last_id)
     log = own / f"{last_id}_0_log.out"
     if ends and ends[-1]["action"] == "failed":
@@ -63,31 +62,28 @@ def _events(events: list[dict], job_id: str) -> tuple[list[dict], list[dict]]:
     return [event for event in own if event["event"] == "start"], [event for event in own if event["event"] == "end"]
 
 
-def states(
-    plan: Plan, todo: list[Job], cluster: Cluster, queue: Mapping[str, Queued]
-) -> list[tuple[str, str, State, Path | None]]:
-    """Return (what, kind, state, run folder) of each run, corpus and figure of a plan, by the job that matters most now."""
-    found = []
+Row = tuple[str, str, State, Path | None]
+
+
+def rows(plan: Plan, found: Mapping[Job, State]) -> list[Row]:
+    """Return (what, kind, state, run folder) of each run, corpus and figure of a plan, by the job that matters most now.
+    `found`: the states of the jobs that are not done."""
+    made: list[Row] = []
     for run in plan.runs.values():
-        own = [
-            (job.task.kind, state(job, cluster, queue))
-            for job in todo
-            if job.task.run is not None and job.task.folder == run.folder.path
-        ]
-        kind, now = min(own, key=lambda each: _rank(each[1]), default=("", State("done")))
-        found.append((run.spec.folder_name, kind, now, run.folder.path))
-    others = {job.task.about: job for job in todo if job.task.run is None}
+        own = [(job.task.kind, state) for job, state in found.items() if job.task.run is run]
+        kind, state = min(own, key=lambda each: _rank(each[1]), default=("", State("done")))
+        made.append((run.spec.folder_name, kind, state, run.folder.path))
+    others = {job.task.about: (job.task.kind, state) for job, state in found.items() if job.task.run is None}
     for about in dict.fromkeys((*others, *plan.drawings)):
-        now = state(others[about], cluster, queue) if about in others else State("done")
-        found.append((about, others[about].task.kind if about in others else "draw", now, None))
-    return found
+        made.append((about, *others.get(about, ("draw", State("done"))), None))
+    return made
 
 
 def _rank(state: State) -> int:
     return 0 if state.name in BROKEN else 1 if state.name == "running" else 2
 
 
-def table(rows: list[tuple[str, str, State, Path | None]]) -> Table:
+def table(rows: list[Row]) -> Table:
     """Build a table with one line per run, corpus and figure."""
     columns = ("now", "state", "job", "node or reason", "step", "tokens/s", "time left", "restarts", "error")
     made = Table(Column("what", no_wrap=True), *columns, box=None, pad_edge=False)

@@ -6,6 +6,7 @@ SLURM refuses a job. Nothing else is kept: saying the command again submits the 
 import contextlib
 import math
 import os
+import shlex
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -66,7 +67,7 @@ def queue() -> dict[str, Queued]:
     """Return this user's jobs that have not ended, by name."""
     lines = ask("squeue", "--me", "--noheader", "--format=%i|%T|%r|%N|%j").splitlines()
     found = (Queued(*line.split("|", 4)) for line in lines if line.count("|") >= 4)
-    return {job.name: job for job in found}
+    return {job.name: job for job in found if job.reason != "DependencyNeverSatisfied"}  # about to be cancelled
 
 
 def planned(request: Request, cluster: Cluster, *, rehearsal: bool = False) -> Plan:
@@ -90,11 +91,14 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
         if ending:
             console.print(f"{len(ending)} jobs are just ending, {ending[0]} for one: {AGAIN} in a minute")
             return EXIT_REQUEUE
+        if not todo:
+            console.print("nothing to submit: all is done")
+            return 0
         check_writable(plan.request.results_dir, "--results-dir", "choose another")
         fetch(plan, console)
         write_specs(plan)
         write_draw_specs(plan)
-        code = snapshot(cluster.scratch / "snapshots") if todo else Path()
+        code = snapshot(cluster.scratch / "snapshots")
         ids, new, refused = dict[str, str](), set[str](), None
         for job in todo:
             if job.name in there and not _outdated(job, there[job.name], new):
@@ -152,12 +156,12 @@ def rehearse(plan: Plan, cluster: Cluster, console: Console, scripts: bool) -> i
     at = f"at {cluster.mfu:.0%} of {cluster.gpu_tflops or 0:,.0f} TFLOP/s"
     cost = f"{hours:,.0f} GPU-hours ({training:,.0f} of training) {at}" if cluster.gpus_per_node else "no GPUs"
     console.print(f"{len(todo)} jobs; {cost}; nothing was submitted" + ("" if scripts else "; --scripts prints the scripts"))
-    for corpus in (corpus for corpus in plan.corpora if isinstance(corpus, KnownCorpus)):
+    for corpus in (each for each in plan.corpora if isinstance(each, KnownCorpus) and each.spec.fingerprint == "absent"):
         console.print(f"[yellow]note:[/] {escape(corpus.note)}")
     for job in todo if scripts else ():
-        console.rule(f"{ids[job.task.key]}: {job.task.name}", align="left")
-        code = cluster.scratch / "snapshots" / "DIGEST"
-        console.print(executor(job, cluster, code, dependency(job, ids, [])).script(), markup=False, soft_wrap=True)
+        console.rule(f"{ids[job.task.key]}: python -m {job.task.module} {shlex.join(job.task.args)}", align="left")
+        made = executor(job, cluster, cluster.scratch / "snapshots" / "DIGEST", dependency(job, ids, []))
+        console.print(made.script(), markup=False, soft_wrap=True)
     return 0
 
 

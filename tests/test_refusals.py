@@ -44,8 +44,8 @@ REFUSED = {
     "training HERE/edited": "HERE/edited/spec.json",
     "eval per_token_loss --model HERE/run": "Missing from python -m eval per_token_loss: --context-len",
     "eval needle --model HERE/short": "HERE/short is neither a run folder (spec.json) nor a model folder (config.json)",
-    "slurm run FIG2 --cluster /nowhere": "--cluster /nowhere: no such file; slurm/clusters has some to copy and edit.",
-    "slurm run FIG2 --cluster HERE/cluster.toml": "HERE/cluster.toml: partitoin: no such key; the keys are partition, ",
+    "slurm run FIG2 --cluster /nowhere": "--cluster /nowhere: No such file or directory; slurm/clusters has files",
+    "slurm run FIG2 --cluster HERE/cluster.toml": "HERE/cluster.toml: partitoin: Unexpected keyword argument (given: 'gpu')",
 }
 
 

@@ -51,6 +51,9 @@ def parse(command: Any, arguments: list[str] | None, prog: str, description: str
         if stop.code != EXIT_ERROR:
             raise
         said = _unboxed(boxed.getvalue())
+    except BrokenPipeError:  # `--help | head`: nobody reads the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
     except (ValueError, OSError) as error:  # a value of the right type that is not allowed; tyro reports only some of these
         said = short(error)
     print(f"error: {said}; see {prog} --help", file=sys.stderr)

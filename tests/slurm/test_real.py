@@ -128,7 +128,7 @@ def assert_equal(graph: Graph, local: Graph, models: tuple[str, ...] = MODELS) -
     """Assert that nothing is left to be done, and that losses and rows are those of the undisturbed run."""
     shown = graph.say("status")
     assert shown.returncode == 0 and f"{len(models) + 1} done" in shown.stdout, shown.stdout
-    assert "submitted 0 jobs" in graph.say("run").stdout
+    assert "all is done" in graph.say("run").stdout
     for model in models:
         ours, others = graph.run(model), local.run(model)
         assert [row["loss"] for row in ours.read_metrics()] == [row["loss"] for row in others.read_metrics()]
@@ -171,7 +171,7 @@ def test_a_limit_of_five_jobs_and_a_cancelled_graph(graph: Graph, local: Graph, 
         assert again.returncode == 75 and "submitted 0 jobs" in again.stdout, again.stdout
         graph.hold(FOX)
         assert "cancelled" in graph.say("cancel").stdout
-        until(lambda: "submitted 0 jobs, 0 are queued" in _patient(graph).stdout, "the graph's end", 300, every=3)
+        until(lambda: "all is done" in _patient(graph).stdout, "the graph's end", 300, every=3)
     finally:
         slurm.call("sacctmgr", "-i", "modify", "user", "root", "set", "MaxSubmitJobs=-1", check=True)
     assert [start["first_step"] > 0 for start in graph.run(FOX).read_starts()] == [False, True]
