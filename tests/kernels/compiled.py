@@ -1,5 +1,4 @@
-"""Compile the GPU kernels for a Hopper GPU on a machine without one; run in a process of its own by
-`test_without_gpu`. Triton keeps what it compiled by content, and what ptxas said is kept beside it."""
+"""Compile the GPU kernels for a Hopper GPU on a machine without one; run in a process of its own by `test_without_gpu`."""
 
 import re
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import torch
 import triton
+from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonJITFunction
@@ -27,34 +27,44 @@ from kernels import (
     swiglu_triton,
 )
 from kernels.attention_shared.tiles import Tiles, table
-from kernels.forgetting_attention.gpu import TILES
-from kernels.forgetting_attention.hopper import backward as hopper_backward
-from kernels.forgetting_attention.hopper import forward as hopper_forward
-from kernels.forgetting_attention.portable import backward as triton_backward
-from kernels.forgetting_attention.portable import forward as triton_forward
+from kernels.forgetting_attention import gpu
+from kernels.forgetting_attention.hopper.backward import hopper_backward
+from kernels.forgetting_attention.hopper.forward import hopper_forward
+from kernels.forgetting_attention.portable import backward, forward
 from kernels.forgetting_attention.portable.decode import decode
 from kernels.forgetting_attention.portable.decode_sums import decode_sums
 from kernels.forgetting_attention.portable.prepare import Prepared, prepare
 from kernels.forgetting_attention.portable.tight import tighten
 from kernels.forgetting_attention.pruning.norms import largest_product
+from kernels.stick_breaking.portable import backward as stick_backward
+from kernels.stick_breaking.portable import forward as stick_forward
+from kernels.stick_breaking.portable.tiles import TILES, Plan
 from tests.kernels.sass import idle_barriers, strays
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 ONE_BY_ONE = "wgmma.mma_async instructions are serialized"
 """Words of ptxas where it waits after each product, because it can't follow which registers are still being written."""
+SHARED_MEMORY = 227 * 1024
+"""Bytes per block on compute capability 9.0."""
+SPILLED = {
+    "hopper.": 128,
+    "stick_breaking.": 256,
+    "selective_scan_": 64,
+    "_chunk_kernel": 0,
+    "_cross_": 0,
+    "conv_": 0,
+    "swiglu": 0,
+}
+"""Most bytes of stack per thread, by parts of a kernel's name."""
+BF16, FP16, FP32, FP64, INT = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32
 
 
 class _Hopper:
     """The little of a driver that compiling asks for."""
 
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device=0: 0)
 
 
 def report(compiled, tool: str, option: str) -> str:  # type: ignore[no-untyped-def]
@@ -64,128 +74,125 @@ def report(compiled, tool: str, option: str) -> str:  # type: ignore[no-untyped-
         return subprocess.run([TOOLS / tool, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def words_of_ptxas(compiled, said: str) -> str:  # type: ignore[no-untyped-def]
-    """Return what ptxas says of a kernel, or said when it was compiled."""
-    kept = Path(knobs.cache.dir, f"{compiled.hash}.ptxas")
-    if "ptxas info" in said:
-        kept.write_text(said)
-    return kept.read_text() if kept.is_file() else ""
-
-
 @cache
-def examined(compiled) -> int:  # type: ignore[no-untyped-def]
-    """Bytes of stack per thread, where registers are spilled; fails where machine code is not whole. Once per kernel: the tools
-    take long."""
+def examine(compiled, name: str) -> None:  # type: ignore[no-untyped-def]
+    """Fail where machine code is not whole, or spills more registers than it may. Once per kernel: the tools take long."""
     idle = idle_barriers(compiled.asm["ttgir"])
-    assert not idle, f"{compiled.name} begins barriers that nobody waits for, in places given to others: {idle}"
+    assert not idle, f"{name} begins barriers that nobody waits for, in places given to others: {idle}"
     astray = strays(report(compiled, "nvdisasm", "-c")) if "wgmma" in compiled.asm["ptx"] else []
-    assert not astray, f"{compiled.name} reads what may be anything: {astray[:4]}"
-    return int(re.search(r"STACK:(\d+)", report(compiled, "cuobjdump", "-res-usage")).group(1))  # type: ignore[union-attr]
+    assert not astray, f"{name} reads what may be anything: {astray[:4]}"
+    assert compiled.metadata.shared <= SHARED_MEMORY, f"{name}: {compiled.metadata.shared} bytes of shared memory"
+    stack = int(re.search(r"STACK:(\d+)", report(compiled, "cuobjdump", "-res-usage"))[1])  # type: ignore[index]
+    for part, most in SPILLED.items():
+        assert part not in name or stack <= most, f"{name} spills {stack} bytes per thread"
+    print(name, stack)
+
+
+def launcher(self: JITFunction, grid: object) -> Callable[..., None]:
+    """Stands for the launch of a kernel."""
+
+    def compile_only(*arguments: object, **options: object) -> None:
+        with redirect_stdout(StringIO()) as said:
+            compiled = self.warmup(*arguments, grid=grid, **options)
+        name = f"{self.fn.__module__}.{self.fn.__name__}"
+        assert not (isinstance(self, GluonJITFunction) and ONE_BY_ONE in said.getvalue()), f"{name}: products wait"
+        examine(compiled, name)
+
+    return compile_only
+
+
+def empty(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def preparations() -> None:
+    gates, start = empty(2, 300, 3), empty(2, dtype=INT)
+    prepare(gates, 300, empty(2, 3), start, None, 9, exact=False)
+    prepare(gates, 200, empty(2, 3), start, None, 9, exact=False)
+    prepare(gates[:1], 300, None, start[:1], torch.tensor([0, 9, 300]), 9, exact=True)
+    q, k = empty(2, 300, 3, 64, dtype=BF16), empty(2, 300, 1, 64, dtype=BF16)
+    largest_product(q, k, 1.0, 0.0)
+    largest_product(empty(1, 1025, 1, 64, dtype=BF16), empty(1, 1025, 1, 64, dtype=BF16), 1.0, 0.0)
+    decode(q[:, :1], k, k, gates, empty(2, 3), start, 9, 0.125)
+
+
+def decoding(rows: int, T: int, D: int, dtype: torch.dtype) -> None:
+    q, k = empty(1, 1, rows, D, dtype=dtype), empty(1, T, rows // 3, D, dtype=dtype)
+    sums, first = empty(1, rows, T, dtype=FP64).transpose(1, 2), empty(rows, dtype=INT)
+    for length in (None, torch.ones(1, dtype=INT)):
+        decode_sums(q, k, k, sums, empty(1, rows), empty(1, dtype=INT), length, 9, 0.125)
+    own, listed = q[0, 0, :, None, None], k[:, :, :1].expand(rows, -1, 1, -1)
+    gates = sums[0, :, :1].expand(rows, -1, 1)
+    decode_sums(own, listed, listed, gates, empty(rows), None, first + 1, None, 0.125, first=first, most=200)
+
+
+def attention(D: int, dtype: torch.dtype) -> None:
+    q, k, v, do, o = (empty(1, 256, 2, D, dtype=dtype) for _ in range(5))
+    counts, lse = empty(1, 2, 256, dtype=INT), empty(1, 2, 256)
+    local = empty(1, 2, 256, dtype=FP64 if dtype == FP32 else FP32)
+    prepared = Prepared(local, empty(1, 2, 3, dtype=FP64), counts, counts[..., :2].contiguous(), counts[0, 0, :1])
+    tighten(q, k, prepared, 0.125, -10.0)
+    if dtype == BF16:
+        hopper_forward(q, k, v, prepared, 0.125)
+    if dtype != FP32:
+        forward.forward(q, k, v, prepared, 0.125, Tiles(64, 64, 4, 3), redo=(o, lse, counts))
+        for ordered in (True, False):
+            hopper_backward(do, q, k, v, o, lse, prepared, 0.125, ordered)
+    else:
+        tiles = table(gpu.TILES)["float32"]
+        forward.forward(q, k, v, prepared, 0.125, tiles[f"forward_{D}"])
+        backward.backward(do, q, k, v, o, lse, prepared, 0.125, tiles[f"dkdv_{D}"], tiles[f"dq_{D}"])
+
+
+def stick_breaking() -> None:
+    q, k, v, do = (empty(1, 256, 2, 128, dtype=BF16) for _ in range(4))
+    remainder, spent, oldest = empty(1, 256, 2), empty(1, 2, 256, dtype=FP64), empty(1, 2, 8, dtype=INT)
+    plan = Plan(*(table(TILES)["sm_90"][f"{kernel}_128"] for kernel in Plan._fields))
+    stick_forward.forward(q, k, v, None, 0.125, False, plan.forward)
+    stick_backward.backward(do, remainder, q, k, v, remainder, spent, oldest, None, 0.125, False, plan)
+
+
+def recurrences() -> None:
+    x, q, step = empty(2, 300, 4, 64, dtype=BF16), empty(2, 300, 128, dtype=BF16), empty(2, 300, 4)
+    ssd_triton.forward(q, q, x, step, step, empty(4), None)
+    sums, states = empty(2, 4, 3, 128), empty(2, 3, 128, 4, 64, dtype=BF16)
+    ssd_triton.backward(x, empty(2, 128, 4, 64), q, q, x, step, empty(4), states, sums, sums)
+    update = empty(2, 3, 16, 4, 64)
+    ssd_chunks.scan_kernel(update, empty(2, 3, 4), update, empty(2, 16, 4, 64), True)
+    for dtype, T, N in ((BF16, 300, 16), (FP32, 1, 5)):
+        x, into, step = empty(2, T, 1024, dtype=dtype), empty(2, T, 3 * N, dtype=dtype)[..., N : 2 * N], empty(2, T, 1024)
+        inputs = x, step, empty(1024, N), into, into, empty(1024)
+        _, last, _ = selective_scan_triton.forward(*inputs, None, keep=False)
+        _, last, starts = selective_scan_triton.forward(*inputs, last, keep=True)
+        selective_scan_triton.backward(x, last, *inputs, starts)
+
+
+def small() -> None:
+    for dtype in (BF16, FP32):
+        logits, targets = empty(4, 50304, dtype=dtype), empty(4, dtype=torch.long)
+        linear_cross_entropy_triton.cross_entropy_(logits, targets, 50257, gradient=True)
+    x, weight = empty(2, 300, 6400, dtype=BF16)[..., 3072:], empty(3328, 4)
+    causal_conv_triton.triton_causal_conv_silu(x, weight, empty(3328))
+    causal_conv_triton._backward(x, x, weight, None)
+    x = empty(3, 2560, dtype=BF16)
+    swiglu_triton.triton_swiglu(x)
+    swiglu_triton._swiglu_backward(x[:, :1280], x)
 
 
 def main() -> None:
     """Launch everything through the launchers, with compiling in the place of running."""
-    seen: dict[str, int] = {}
-    heard: set[str] = set()
-
-    def launcher(self: JITFunction, grid: object) -> Callable[..., None]:
-        def compile_only(*arguments: object, **options: object) -> None:
-            with redirect_stdout(StringIO()) as said:
-                compiled = self.warmup(*arguments, grid=grid, **options)
-            name = f"{self.fn.__module__.split('.', 1)[1]}.{self.fn.__name__}"
-            seen[name] = examined(compiled)
-            words = words_of_ptxas(compiled, said.getvalue())
-            heard.update([name] if words else [])
-            assert not (isinstance(self, GluonJITFunction) and ONE_BY_ONE in words), (
-                f"the products of {name} wait for each other"
-            )
-
-        return compile_only
-
     driver.set_active(_Hopper())
     knobs.nvidia.dump_ptxas_log = True
     JITFunction.__getitem__ = launcher  # type: ignore[method-assign]
-    gates = torch.zeros(2, 300, 3)
-    options = {"threshold": torch.zeros(2, 3), "seq_start": torch.zeros(2, dtype=torch.int32), "window_size": 9}
-    prepare(gates, 300, **options, cu_seqlens=None, exact=False)
-    prepare(gates, 200, **options, cu_seqlens=None, exact=False)
-    prepare(gates[:1], 300, **(options | {"threshold": None}), cu_seqlens=torch.tensor([0, 9, 300]), exact=True)
-    q, k = torch.zeros(2, 300, 3, 64, dtype=torch.bfloat16), torch.zeros(2, 300, 1, 64, dtype=torch.bfloat16)
-    largest_product(q, k, 1.0, 0.0)
-    largest_product(*(torch.zeros(1, 1025, 1, 64, dtype=torch.bfloat16) for _ in range(2)), 1.0, 0.0)
-    decode(q[:, :1], k, k, gates, options["threshold"], options["seq_start"], 9, 0.125)
-    for rows, T, D, dtype in (
-        (3, 300, 64, torch.bfloat16),
-        (3, 80_000, 64, torch.bfloat16),  # long: what is pruned has blocks of another size
-        (192, 300, 128, torch.float16),
-        (3, 300, 16, torch.float32),
-        (192, 300, 128, torch.float32),
-    ):
-        q, k = torch.zeros(1, 1, rows, D, dtype=dtype), torch.zeros(1, T, rows // 3, D, dtype=dtype)
-        sums = torch.zeros(1, rows, T, dtype=torch.float64).transpose(1, 2)
-        for length in (None, torch.ones(1, dtype=torch.int32)):
-            decode_sums(q, k, k, sums, torch.zeros(1, rows), options["seq_start"][:1], length, 9, 0.125)
-            assert seen["forgetting_attention.portable.decode_sums._chunk_kernel"] == 0, "registers spill"
-        own, listed = q[0, 0, :, None, None], [x.expand(rows, -1, 1, -1) for x in (k[:, :, :1], k[:, :, :1])]
-        first = torch.zeros(rows, dtype=torch.int32)
-        where = dict(first=first, most=200)
-        decode_sums(own, *listed, sums[0, :, :1].expand(rows, -1, 1), torch.zeros(rows), None, first + 1, None, 0.125, **where)
-        assert seen["forgetting_attention.portable.decode_sums._chunk_kernel"] == 0, "registers spill"
-    for D, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (16, torch.float32)):
-        q, k, v, do, o = (torch.zeros(1, 256, 2, D, dtype=dtype) for _ in range(5))
-        exact = torch.float64 if dtype == torch.float32 else torch.float32
-        local, base = torch.zeros(1, 2, 256, dtype=exact), torch.zeros(1, 2, 3, dtype=torch.float64)
-        counts = torch.zeros(1, 2, 256, dtype=torch.int32)
-        prepared = Prepared(local, base, counts, counts[..., :2].contiguous(), counts[0, 0, :1])
-        tighten(q, k, prepared, 0.125, -10.0)
-        lse = torch.zeros(1, 2, 256)
-        if dtype != torch.float32:
-            if dtype == torch.bfloat16:
-                hopper_forward.hopper_forward(q, k, v, prepared, 0.125)
-            triton_forward.forward(q, k, v, prepared, 0.125, Tiles(64, 64, 4, 3), redo=(o, lse, counts))
-            for ordered in (True, False):
-                hopper_backward.hopper_backward(do, q, k, v, o, lse, prepared, 0.125, ordered)
-            spilled = {name: n for name, n in seen.items() if ".hopper." in name and n > 128}
-            assert not spilled, f"bytes of stack per thread at D = {D}: {spilled}"
-        else:
-            tiles = table(TILES)["float32"]
-            triton_forward.forward(q, k, v, prepared, 0.125, tiles[f"forward_{D}"])
-            dkdv, dq = tiles[f"dkdv_{D}"], tiles[f"dq_{D}"]
-            triton_backward.backward(do, q, k, v, o, lse, prepared, 0.125, dkdv, dq)
-    x, q, step = (
-        torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16),
-        torch.zeros(2, 300, 128, dtype=torch.bfloat16),
-        gates[..., :1],
-    )
-    step = step.expand(2, 300, 4).contiguous()
-    ssd_triton.forward(q, q, x, step, step, torch.ones(4), None)
-    sums = torch.zeros(2, 4, 3, 128)
-    ssd_triton.backward(x, torch.zeros(2, 128, 4, 64), q, q, x, step, torch.ones(4), x.new_zeros(2, 3, 128, 4, 64), sums, sums)
-    ssd_chunks.scan_kernel(
-        *(torch.zeros(2, 3, *shape) for shape in ((16, 4, 64), (4,), (16, 4, 64))), torch.zeros(2, 16, 4, 64), True
-    )
-    for dtype, T, N in ((torch.bfloat16, 300, 16), (torch.float32, 1, 5)):
-        x, into = torch.zeros(2, T, 1024, dtype=dtype), torch.zeros(2, T, 3 * N, dtype=dtype)[..., N : 2 * N]
-        step, A, skip = torch.zeros(2, T, 1024), torch.zeros(1024, N), torch.zeros(1024)
-        _, last, _ = selective_scan_triton.forward(x, step, A, into, into, skip, None, keep=False)
-        _, last, starts = selective_scan_triton.forward(x, step, A, into, into, skip, last, keep=True)
-        selective_scan_triton.backward(x, last, x, step, A, into, into, skip, starts)
-        spilled = {name: n for name, n in seen.items() if name.startswith("selective") and n > 64}
-        assert not spilled, f"bytes of stack per thread with {N} states: {spilled}"
-    for dtype in (torch.bfloat16, torch.float32):
-        logits, targets = torch.zeros(4, 50304, dtype=dtype), torch.zeros(4, dtype=torch.long)
-        linear_cross_entropy_triton.cross_entropy_(logits, targets, 50257, gradient=True)
-        assert seen["linear_cross_entropy_triton._cross_entropy_kernel"] == 0, "registers spill"
-    x, weight = torch.zeros(2, 300, 6400, dtype=torch.bfloat16)[..., 3072:], torch.zeros(3328, 4)
-    causal_conv_triton.triton_causal_conv_silu(x, weight, weight[:, 0].contiguous())
-    causal_conv_triton._backward(x, x, weight, None)
-    assert seen["causal_conv_triton._conv_forward_kernel"] == seen["causal_conv_triton._conv_backward_kernel"] == 0, "spills"
-    x = torch.zeros(3, 2560, dtype=torch.bfloat16)
-    swiglu_triton.triton_swiglu(x)
-    swiglu_triton._swiglu_backward(x[:, :1280], x)
-    assert seen["swiglu_triton._swiglu_kernel"] == 0, "registers spill"
-    assert heard == seen.keys(), "a kernel was compiled without a word of ptxas; `pytest --cache-clear` compiles all again"
-    print(seen)
+    preparations()
+    for rows, T, D, dtype in ((3, 300, 64, BF16), (3, 80_000, 64, BF16), (192, 300, 128, FP16), (3, 300, 16, FP32),
+                              (192, 300, 128, FP32)):  # fmt: skip
+        decoding(rows, T, D, dtype)
+    for D, dtype in ((64, BF16), (128, BF16), (64, FP16), (16, FP32)):
+        attention(D, dtype)
+    stick_breaking()
+    recurrences()
+    small()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,19 @@
 """Outputs and gradients of an operator beside those of its definition in float64."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 Operator = Callable[..., Any]
+
+
+def on_both(cpu: Iterable[tuple[Any, ...]], gpu: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Cases for `parametrize` with the device in front; those of a GPU are marked."""
+    marked = [pytest.param("cuda", *case, marks=pytest.mark.gpu) for case in gpu]
+    return [pytest.param("cpu", *case) for case in cpu] + marked
 
 
 def with_gradients(function: Operator, inputs: Sequence[Tensor | None]) -> list[Tensor]:

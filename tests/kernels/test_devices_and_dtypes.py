@@ -53,7 +53,6 @@ def test_transforms_need_the_reference(name):
     of = lambda y, **o: OPERATORS[name](y, g, **o)  # noqa: E731
     calls = {
         "grad": lambda **o: torch.func.grad(lambda y: of(y, **o).sum())(x),
-        "jvp": lambda **o: torch.func.jvp(lambda y: of(y, **o), (x,), (way,))[1],
         "vmap": lambda **o: torch.func.vmap(lambda y: of(y, **o))(torch.stack([x, way])),
     }
     for call in calls.values():
@@ -62,7 +61,4 @@ def test_transforms_need_the_reference(name):
     y = x.clone().requires_grad_()
     of(y).sum().backward()
     torch.testing.assert_close(calls["grad"](backend="reference"), y.grad)
-    step = 1e-3
-    slope = (of((x + step * way).double()) - of((x - step * way).double())) / (2 * step)
-    torch.testing.assert_close(calls["jvp"](backend="reference").double(), slope, rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(calls["vmap"](backend="reference"), torch.stack([of(x), of(way)]))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels import selective_scan as module
 from kernels.selective_scan import selective_scan
-from tests.kernels.exact import assert_exact, in_nan, with_gradients
+from tests.kernels.exact import assert_exact, in_nan, on_both, with_gradients
 
 STEP_SIZES = {
     "tiny": lambda *shape: 1e-5 * torch.rand(*shape),  # all is remembered
@@ -50,13 +50,26 @@ def compare(run, tolerance, *case, **where):
     assert_exact(views, plain, [x, dt, into, out, A, skip, state], tolerance)
 
 
-@pytest.mark.parametrize(("seq_len", "steps", "dtype", "tolerance"), [
-    (1, "mild", torch.float32, 3e-6), (5, "cut", torch.float64, 1e-13), (64, "tiny", torch.float32, 3e-6),
-    (100, "large", torch.float32, 3e-6), (257, "mixed", torch.float32, 3e-6), (257, "cut", torch.float32, 3e-6),
-    (100, "mild", torch.bfloat16, 3e-3),
-])  # fmt: skip
-def test_equals_the_scan(seq_len, steps, dtype, tolerance):
-    compare(selective_scan, tolerance, seq_len, steps, dtype=dtype)
+SIZES = (6, 16)
+
+
+@pytest.mark.parametrize(("device", "seq_len", "steps", "sizes", "dtype", "tolerance"), on_both(
+    [
+        (1, "mild", SIZES, torch.float32, 3e-6), (5, "cut", SIZES, torch.float64, 1e-13),
+        (64, "tiny", SIZES, torch.float32, 3e-6), (100, "large", SIZES, torch.float32, 3e-6),
+        (257, "mixed", SIZES, torch.float32, 3e-6), (257, "cut", SIZES, torch.float32, 3e-6),
+        (100, "mild", SIZES, torch.bfloat16, 3e-3),
+    ],
+    (
+        # A GPU's exponential is exact to 2^-22, and where all is remembered, as many multiply as there are tokens.
+        (seq_len, steps, sizes, dtype, tolerance + seq_len * 2**-22 * (steps == "tiny"))
+        for seq_len, sizes in ((1, (1024, 16)), (5, (40, 3)), (257, (1000, 16)), (100, (33, 64)), (4096, (1024, 16)))
+        for steps in STEP_SIZES
+        for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 3e-3))
+    ),
+))  # fmt: skip
+def test_equals_the_scan(device, seq_len, steps, sizes, dtype, tolerance):
+    compare(selective_scan, tolerance, seq_len, steps, sizes, dtype, device)
 
 
 def test_segments_give_what_the_whole_does(monkeypatch):
@@ -94,18 +107,6 @@ def starts_from_zeros(run, arguments) -> None:
 
 def test_starts_from_zeros():
     starts_from_zeros(selective_scan, inputs(50))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 3e-3)])
-@pytest.mark.parametrize("steps", STEP_SIZES)
-@pytest.mark.parametrize(("seq_len", "sizes"), [
-    (1, (1024, 16)), (5, (40, 3)), (257, (1000, 16)), (100, (33, 64)), (4096, (1024, 16)),
-])  # fmt: skip
-def test_equals_the_scan_on_a_gpu(seq_len, sizes, steps, dtype, tolerance):
-    """A GPU's exponential is exact to 2^-22, and where all is remembered, as many of them multiply as there are tokens."""
-    tolerance += seq_len * 2**-22 if steps == "tiny" else 0.0
-    compare(selective_scan, tolerance, seq_len, steps, sizes, dtype, "cuda")
 
 
 @pytest.mark.gpu

@@ -1,14 +1,13 @@
-"""Mamba-2's and Mamba-3's recurrences against token-by-token scans in float64."""
+"""Mamba-2's recurrence against a token-by-token scan in float64."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.ssd import ssd
-from kernels.trapezoidal_ssd import trapezoidal_ssd
-from tests.kernels.exact import assert_exact, in_nan
+from tests.kernels.exact import assert_exact, in_nan, on_both
 
-B, H, N, P = 2, 3, 16, 8
+B, SIZES = 2, (16, 8, 3)  # N, P, H
 DECAYS = {
     "none": lambda *shape: torch.zeros(*shape),
     "mild": lambda *shape: -torch.rand(*shape),
@@ -28,7 +27,7 @@ def scan(q, k, x, step, g, skip, state):
     return torch.stack(outputs, 1), state
 
 
-def inputs(seq_len, decay="mild", sizes=(N, P, H), dtype=torch.float32, device="cpu") -> list[Tensor]:
+def inputs(seq_len, decay="mild", sizes=SIZES, dtype=torch.float32, device="cpu") -> list[Tensor]:
     """q, k, x in `dtype`, the others in fp32 at least, as in a layer under autocast."""
     torch.manual_seed(seq_len)
     N, P, H = sizes
@@ -43,13 +42,22 @@ def compare(run, tolerance, *case, **where):
     assert_exact(in_nan(run, slice(3)), scan, inputs(*case, **where), tolerance)
 
 
-@pytest.mark.parametrize(("seq_len", "decay", "dtype", "tolerance"), [
-    (1, "mild", torch.float32, 5e-6), (3, "strong", torch.float64, 1e-13), (64, "none", torch.float32, 5e-6),
-    (65, "cut", torch.float32, 5e-6), (200, "mixed", torch.float32, 5e-6), (200, "strong", torch.float32, 5e-6),
-    (200, "cut", torch.float64, 1e-13), (130, "mild", torch.bfloat16, 6e-3),
-])  # fmt: skip
-def test_equals_the_scan(seq_len, decay, dtype, tolerance):
-    compare(ssd, tolerance, seq_len, decay, dtype=dtype)
+@pytest.mark.parametrize(("device", "seq_len", "decay", "sizes", "dtype", "tolerance"), on_both(
+    [
+        (1, "mild", SIZES, torch.float32, 5e-6), (3, "strong", SIZES, torch.float64, 1e-13),
+        (64, "none", SIZES, torch.float32, 5e-6), (65, "cut", SIZES, torch.float32, 5e-6),
+        (200, "mixed", SIZES, torch.float32, 5e-6), (200, "strong", SIZES, torch.float32, 5e-6),
+        (200, "cut", SIZES, torch.float64, 1e-13), (130, "mild", SIZES, torch.bfloat16, 6e-3),
+    ],
+    (
+        (seq_len, decay, sizes, dtype, tolerance)
+        for seq_len, sizes in ((1, (16, 16, 3)), (100, (64, 32, 3)), (128, (128, 64, 4)), (1000, (128, 64, 3)))
+        for decay in DECAYS
+        for dtype, tolerance in ((torch.bfloat16, 1.2e-2), (torch.float16, 2e-3), (torch.float32, 1e-4))
+    ),
+))  # fmt: skip
+def test_equals_the_scan(device, seq_len, decay, sizes, dtype, tolerance):
+    compare(ssd, tolerance, seq_len, decay, sizes, dtype, device)
 
 
 def test_a_sequence_continues_from_its_state_and_starts_from_zeros():
@@ -65,46 +73,3 @@ def test_a_sequence_continues_from_its_state_and_starts_from_zeros():
     torch.testing.assert_close(ssd(*tokens, skip), ssd(*tokens, skip, 0 * state))
     with torch.no_grad():
         assert torch.equal(ssd(*(y[:, :1] for y in tokens), skip)[1], ssd(*(y[:, :1] for y in tokens), skip, 0 * state)[1])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "tolerance"), [
-    (torch.bfloat16, 1.2e-2), (torch.float16, 2e-3), (torch.float32, 1e-4),
-])  # fmt: skip
-@pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize(("seq_len", "sizes"), [
-    (1, (16, 16, 3)), (100, (64, 32, 3)), (128, (128, 64, 4)), (1000, (128, 64, 3)),
-])  # fmt: skip
-def test_equals_the_scan_on_a_gpu(seq_len, sizes, decay, dtype, tolerance):
-    compare(ssd, tolerance, seq_len, decay, sizes, dtype, "cuda")
-
-
-def by_steps(q, k, x, step, share, g, skip, h, last_k, last_x):
-    """h_t = exp(g_t) (h_{t-1} + (1 - share_t) step_t k_{t-1} x_{t-1}^T) + share_t step_t k_t x_t^T."""
-    outputs = []
-    for t in range(q.shape[1]):
-        earlier = ((1 - share) * step)[:, t, :, None, None] * last_k[..., None] * last_x[..., None, :]
-        last_k, last_x = k[:, t], x[:, t]
-        own = (share * step)[:, t, :, None, None] * last_k[..., None] * last_x[..., None, :]
-        h = g[:, t, :, None, None].exp() * (h + earlier) + own
-        outputs.append((q[:, t, :, None] @ h)[:, :, 0] + skip[:, None] * last_x)
-    return torch.stack(outputs, 1), h, last_k, last_x
-
-
-def trapezoid(*given: Tensor):
-    o, state = trapezoidal_ssd(*given[:7], given[7:])
-    return o, *state
-
-
-@pytest.mark.parametrize("strength", [0.0, 0.1, 60.0])
-def test_mamba_3s_equals_its_steps(strength):
-    torch.manual_seed(0)
-    q, k = torch.randn(2, B, 150, H, N).unbind()
-    x, (step, share, gate) = torch.randn(B, 150, H, P), torch.rand(3, B, 150, H).unbind()
-    state = torch.randn(B, H, N, P), torch.randn(B, H, N), torch.randn(B, H, P)
-    given = [q, k, x, step, share, -strength * gate, torch.randn(H), *state]
-    assert_exact(trapezoid, by_steps, given, 3e-6)
-    with torch.no_grad():
-        first, state = trapezoidal_ssd(*(y[:, :70] for y in given[:6]), given[6], state)
-        second, _ = trapezoidal_ssd(*(y[:, 70:] for y in given[:6]), given[6], state)
-    torch.testing.assert_close(torch.cat([first, second], 1), trapezoid(*given)[0], rtol=1e-4, atol=1e-4)

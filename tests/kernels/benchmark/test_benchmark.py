@@ -5,7 +5,6 @@ from functools import partial
 
 import pandas as pd
 import pytest
-import torch
 
 from kernels.benchmark import attention, timing
 from kernels.benchmark.rows import BASELINE, ROPE_BASELINE, compared, draw, error_table, times_table
@@ -64,13 +63,3 @@ def test_a_provider_that_is_wrong_is_not_timed(kind, regime):
     assert row["effective_tflops"] == 3.0
     SCHEMAS[kind].validate(pd.DataFrame([row]))
     assert list(rows(check=partial(check, 1.1))) == []
-
-
-def test_softmax_attention_with_rotated_queries_and_keys():
-    """Rotation keeps norms, and products depend on distances alone."""
-    x = torch.randn(1, 1, 1, 16).expand(1, 9, 1, 16)
-    angles = torch.arange(9)[:, None, None] * 0.7 ** torch.arange(8)
-    y = attention.rotate(x, angles.cos(), angles.sin())[0, :, 0]
-    torch.testing.assert_close(y.norm(dim=-1), x[0, :, 0].norm(dim=-1))
-    products = y @ y.T
-    torch.testing.assert_close(products[1:, 1:], products[:-1, :-1])

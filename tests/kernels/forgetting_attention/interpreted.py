@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.forgetting_attention import (
@@ -44,10 +42,10 @@ from tests.kernels.forgetting_attention.regimes import (
     assert_within,
     out_of_range,
     overflow_of_a_training,
-    regimes,
 )
-from tests.kernels.forgetting_attention.test_cached import CASES, compare_lists, compare_with_oracle
+from tests.kernels.forgetting_attention.test_cached import CASES, compare_with_oracle
 from tests.kernels.forgetting_attention.test_forgetting_attention import assert_heeds_or_refuses_every_option
+from tests.kernels.forgetting_attention.test_listed import compare_lists
 
 quick_interpreter.prepare()
 LENGTH = 270  # three tiles, the last with a few rows
@@ -111,26 +109,9 @@ def test_decoding(regime: Regime) -> None:
     assert_decoding_within(attention, case, **options)
 
 
-@pytest.mark.long
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(regime=regimes(), seed=st.integers(0, 1000), length=st.integers(1, LENGTH))
-def test_no_counterexample(kernels: str, regime: Regime, seed: int, length: int) -> None:
-    case, options = regime.make(length, 64 if kernels == "hopper" else 16, torch.bfloat16, "cpu", seed)
-    assert_within(attention, case, **options)
-
-
 def test_what_left_the_range_is_right(kernels: str) -> None:
     for case in (*out_of_range("cpu"), overflow_of_a_training("cpu")):
         assert_within(attention, case)
-
-
-def test_only_rows_out_of_range_are_done_again() -> None:
-    ordinary, _ = Regime(30.0, "one").make(256, 64, torch.bfloat16, "cpu", seed=4)
-    redone = []
-    for q, k, v, log_fgate, _ in (ordinary, *out_of_range("cpu")):
-        prepared = prepare(log_fgate, 256, **NONE, exact=False)
-        redone.append(hopper_forward.hopper_forward(q, k, v, prepared, 0.125)[2].flatten().tolist())
-    assert redone == [[0, 0, 0, 0], *[[0, 0, 1, 1]] * 4]
 
 
 def test_contiguous_inputs_off_the_copy_engines_grid(kernels: str) -> None:
@@ -138,11 +119,6 @@ def test_contiguous_inputs_off_the_copy_engines_grid(kernels: str) -> None:
     off = [torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x) for x in case]
     assert all(x.data_ptr() % 16 and x.is_contiguous() for x in off)
     assert torch.equal(attention(*off[:4]), attention(*case[:4]))
-
-
-def test_gates_that_keep_nothing_give_values_back_as_they_were(kernels: str) -> None:
-    q, k, v, log_fgate, _ = Regime(1.0, "twenty").make(LENGTH, 64, torch.bfloat16, "cpu", seed=4)[0]
-    assert (attention(q, k, v, log_fgate) == v).float().mean() > 0.99  # all but those beside much larger ones
 
 
 def test_rows_over_five_tiles(kernels: str) -> None:
@@ -292,13 +268,6 @@ def test_tight_starts(
         torch.testing.assert_close(prepared.start, torch.maximum(before.start, count))
 
 
-def test_tight_starts_do_not_count_hidden_keys() -> None:
-    q, k, _, log_fgate, _ = make_case("zero", 2, 256, 256, 1, 1, 16, torch.float32)
-    prepared = prepare(log_fgate - 0.2, 256, **{**NONE, "seq_start": torch.tensor([126, 0])}, exact=False)
-    tight.tighten(1e-3 * q, k, prepared, 0.25, -0.1)
-    assert prepared.start.tolist() == [[[0, 0]], [[0, 1]]]
-
-
 def test_pruned_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     """One program reads all keys, 64 at a time from the last, until what is left has decayed below the threshold."""
     q, k, v, log_fgate, _ = make_case("zero", 1, 1, 300, 1, 1, 16, torch.float32)
@@ -344,17 +313,16 @@ def test_decoding_reads_what_is_filled_in_and_kept(monkeypatch: pytest.MonkeyPat
 def test_limits_without_strides() -> None:
     """A column of spans, one start for all, every other boundary: kernels read limits as they lie in memory."""
     q, k, v, log_fgate, _ = make_case("near_zero", 2, 40, 40, 1, 1, 16, torch.float32)
-    sums = sum_log_gates(log_fgate)
     for start in (torch.tensor([[39, 3], [9, 30]])[:, 1], torch.tensor([20]).expand(2)):
-        expected = forgetting_attention(q, k, v, log_fgate, seq_start=start.contiguous(), backend="reference")
+        expected = forgetting_attention(q, k, v, log_fgate, seq_start=start, backend="reference")
         torch.testing.assert_close(attention(q, k, v, log_fgate, seq_start=start), expected)
-        one, last = q[:, -1:], expected[:, -1:]
+        one, last, sums = q[:, -1:], expected[:, -1:], sum_log_gates(log_fgate)
         torch.testing.assert_close(attention(one, k, v, log_fgate, seq_start=start), last)
         torch.testing.assert_close(forgetting_attention_cached(one, k, v, sums, seq_start=start, backend="triton"), last)
     first = [x[:1] for x in (q, k, v, log_fgate)]
-    boundaries = torch.tensor([0, 9, 1, 9, 30, 9, 40])[::2]
-    expected = forgetting_attention(*first, cu_seqlens=boundaries.contiguous(), backend="reference")
-    torch.testing.assert_close(attention(*first, cu_seqlens=boundaries), expected)
+    ends = torch.tensor([0, 9, 1, 9, 30, 9, 40])[::2]
+    expected = forgetting_attention(*first, cu_seqlens=ends, backend="reference")
+    torch.testing.assert_close(attention(*first, cu_seqlens=ends), expected)
 
 
 def test_every_option_is_heeded_or_refused() -> None:

@@ -119,13 +119,6 @@ def test_a_lax_tolerance_shows() -> None:
     assert float((lax - whole).abs().max()) > 1e-2
 
 
-def test_hidden_keys_do_not_stand_for_those_that_stay() -> None:
-    """Only with a tolerance so lax that half of the first tile may go: of the padded sequence two of its keys are seen."""
-    case = make_case("zero", 2, 256, 256, 1, 1, 16, torch.float32)
-    case = case._replace(q=1e-3 * case.q, log_fgate=torch.full_like(case.log_fgate, -0.2))
-    assert tiles(case, 128, -0.1, seq_start_B=torch.tensor([126, 0])).tolist() == [[[0, 0]], [[0, 1]]]
-
-
 def test_a_single_query_takes_auto() -> None:
     """With a tolerance at which two queries would lose what shows, and one to "auto" nothing."""
     case = make_case("zero", 2, 2, 700, 2, 1, 16, torch.float32)

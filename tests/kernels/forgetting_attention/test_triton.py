@@ -16,65 +16,10 @@ from kernels.forgetting_attention.portable.prepare import prepare
 from kernels.forgetting_attention.pruning.norms import triton_logit_bound
 from kernels.forgetting_attention.pruning.tight import tight_tiles
 from kernels.forgetting_attention.visibility import cumulative_log_gate
-from tests.kernels.exact import in_nan
 from tests.kernels.forgetting_attention.oracle import GATES, Case, assert_right, attend, errors, make_case, output_and_gradients
-from tests.kernels.forgetting_attention.regimes import (
-    GRID,
-    Regime,
-    assert_decoding_within,
-    assert_within,
-    out_of_range,
-    overflow_of_a_training,
-    regimes,
-)
+from tests.kernels.forgetting_attention.regimes import Regime, assert_within, regimes
 
 pytestmark = pytest.mark.gpu
-
-LENGTHS = [(1, 1), (2, 2), (63, 63), (64, 64), (65, 65), (127, 127), (1000, 1000), (2048, 2048), (4096, 4096)]
-SHORTER_QUERIES = [(1, 300), (63, 200), (128, 1000), (1000, 1100), (1999, 2048)]
-
-
-@pytest.fixture(autouse=True)
-def _poisoned_memory() -> None:
-    """Return what the kernels allocate next holds NaN."""
-    torch.full((64_000_000,), float("nan"), device="cuda")
-
-
-@pytest.mark.parametrize("gates", GATES)
-@pytest.mark.parametrize(("Q", "T"), LENGTHS + SHORTER_QUERIES)
-@pytest.mark.parametrize("D", [64, 128])
-def test_lengths_and_gates(D: int, Q: int, T: int, gates: str) -> None:
-    assert_right(forgetting_attention, make_case(gates, 2, Q, T, 2, 2, D, torch.bfloat16, "cuda"))
-
-
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-@pytest.mark.parametrize("gates", ["mixture", "zero", "twenty"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("D", [16, 32, 64, 128])
-def test_sizes_dtypes_and_groups(D: int, dtype: torch.dtype, gates: str, key_heads: int) -> None:
-    """With the default scale and with another."""
-    case = make_case(gates, 2, 300, 333, 4, key_heads, D, dtype, "cuda")
-    for options in ({}, {"scale": 3.0 / D}):
-        assert_right(forgetting_attention, case, **options)
-
-
-@pytest.mark.parametrize("D", [16, 64, 128])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-def test_any_strides_amid_nan(dtype: torch.dtype, D: int) -> None:
-    case = make_case("mixture", 2, 200, 300, 2, 2, D, dtype, "cuda")
-    assert_right(in_nan(forgetting_attention), case)
-    assert_right(forgetting_attention, Case(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in case)))
-
-
-@pytest.mark.parametrize("D", [32, 64, 128])
-@pytest.mark.parametrize("window", [None, 1, 70, 500])
-def test_window_padding_and_documents(window: int | None, D: int) -> None:
-    case = make_case("near_zero", 2, 700, 900, 2, 2, D, torch.bfloat16, "cuda")  # a key too many is not decayed away
-    seq_start = torch.tensor([13, 650], device="cuda")
-    assert_right(forgetting_attention, case, seq_start=seq_start, window_size=window)
-    case = make_case("near_zero", 1, 900, 900, 2, 2, D, torch.bfloat16, "cuda")
-    cu_seqlens = torch.tensor([0, 1, 130, 512, 900], device="cuda", dtype=torch.int32)
-    assert_right(forgetting_attention, case, cu_seqlens=cu_seqlens, window_size=window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -101,20 +46,16 @@ def test_pruned_against_unpruned(gates: str, D: int) -> None:
     case = make_case(gates, 1, 2048, 2048, 2, 2, D, torch.bfloat16, "cuda")
     for rule in ("auto", "tight"):
         assert_right(partial(forgetting_attention, adaptive_threshold=rule), case)
-    # A threshold that drops what matters: exactly the same tiles as the oracle.
-    assert_right(forgetting_attention, case, adaptive_threshold=-0.05)
 
 
 @pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("T", [1, 127, 1000, 5000])
 def test_one_token_decoding(T: int, gates: str) -> None:
     case = make_case(gates, 3, 1, T, 4, 2, 64, torch.bfloat16, "cuda")
-    seq_start = torch.tensor([0, T // 2, T], device="cuda")
     for window in (None, 70):
-        options = {"seq_start": seq_start, "window_size": window}
-        exact = attend(*case.to(torch.float64)[:4], **options)
+        options: dict[str, Any] = {"seq_start": torch.tensor([0, T // 2, T], device="cuda"), "window_size": window}
+        exact, eager = attend(*case.to(torch.float64)[:4], **options), attend(*case[:4], **options)
         found = forgetting_attention(*case[:4], **options)
-        eager = attend(*case[:4], **options)
         assert errors([found], [exact])[0] <= 2 * errors([eager], [exact])[0] + 0.01
 
 
@@ -142,7 +83,6 @@ def test_launches_follow_what_they_are_given() -> None:
     for D, T, dtype in ((64, 300, torch.bfloat16), (64, 16, torch.bfloat16), (128, 300, torch.float16), (64, 1, torch.float32)):
         case = make_case("mixture", 1, T, T, 2, 2, D, dtype, "cuda")
         for _ in range(2):
-            assert_right(forgetting_attention, case)
             assert_right(partial(forgetting_attention, adaptive_threshold="auto"), case)
     case = make_case("mixture", 2, 1, 300, 2, 2, 64, torch.bfloat16, "cuda")
     expected = forgetting_attention(*case[:4])
@@ -181,40 +121,24 @@ def test_gradients_in_any_order(D: int) -> None:
 
 
 def test_65536_tokens_keep_their_digits() -> None:
-    """Gate gradients and outputs at the end of a long sequence of strong gates equal those of its tail alone."""
-    T, tail = 65_536, 512
+    """Outputs and gradients at the end of a long sequence of strong gates are those of its tail alone."""
+    T, tail, end = 65_536, 512, slice(-256, None)  # 256 gates of about -1 hide the rest
     case = make_case("one", 1, T, T, 1, 1, 64, torch.float32, "cuda")
     last = Case(*(x[:, -tail:] for x in case))
-    exact = attend(*last.to(torch.float64)[:4])[:, -256:]  # 256 gates of about -1 hide the rest
-    assert errors([forgetting_attention(*case[:4])[:, -256:]], [exact])[0] < 2e-6
-    naive = case.log_fgate.cumsum(1)[0, -tail:, 0]
-    decay = (naive[:, None] - naive)[-256:].double()
-    logits = torch.einsum("qd,kd->qk", last.q[0, -256:, 0].double(), last.k[0, :, 0].double()) / 8 + decay
-    hidden = torch.ones(256, tail, device="cuda").triu(tail - 255).bool()
-    weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
-    assert (weights @ last.v[0, :, 0].double() - exact[0, :, 0]).abs().max() > 1e-4  # what a float32 sum would give
-    low = case.to(torch.bfloat16)
-    tail_grads = output_and_gradients(forgetting_attention, Case(*(x[:, -tail:] for x in low)))
-    exact_grads = output_and_gradients(attend, last.to(torch.bfloat16).to(torch.float64))
-    found = output_and_gradients(forgetting_attention, low)
-    for name, whole, part, truth in zip(("o", "dq", "dk", "dv", "dg"), found, tail_grads, exact_grads, strict=True):
-        own = (part[:, -256:].double() - truth[:, -256:]).abs().max()
-        assert (whole[:, -256:].double() - truth[:, -256:]).abs().max() <= 2 * own + 0.02, name
+    exact = output_and_gradients(attend, last.to(torch.float64))
+    assert errors([forgetting_attention(*case[:4])[:, end]], [exact[0][:, end]])[0] < 2e-6  # 1e-4 by sums in float32
+    low, exact = case.to(torch.bfloat16), output_and_gradients(attend, last.to(torch.bfloat16).to(torch.float64))
+    alone = output_and_gradients(forgetting_attention, last.to(torch.bfloat16))
+    whole = output_and_gradients(forgetting_attention, low)
+    off, allowed = (errors([x[:, end] for x in found], [x[:, end] for x in exact]) for found in (whole, alone))
+    assert all(x <= 2 * y + 0.02 for x, y in zip(off, allowed, strict=True)), (off, allowed)
 
 
 def test_compile_and_checkpoint() -> None:
     case = make_case("one", 1, 500, 500, 2, 2, 64, torch.bfloat16, "cuda")
-    for name in ("auto", "tight"):
-        compiled = torch.compile(lambda *x, name=name: forgetting_attention(*x, adaptive_threshold=name), fullgraph=True)
-        assert_right(compiled, case)
+    for rule in ("auto", "tight"):
+        assert_right(torch.compile(partial(forgetting_attention, adaptive_threshold=rule), fullgraph=True), case)
     assert_right(partial(torch.utils.checkpoint.checkpoint, forgetting_attention, use_reentrant=False), case)
-    inputs = [x.detach().requires_grad_() for x in case[:4]]
-    operator = torch.ops.kernels_forgetting_attention.forward.default
-    torch.library.opcheck(
-        operator,
-        (*inputs, None, -10.0, None, None, None, 0.125, False, "triton"),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
 
 
 def apart(found: list[Tensor], expected: list[Tensor]) -> list[float]:
@@ -255,21 +179,6 @@ def test_large_batches() -> None:
     torch.testing.assert_close(triton_logit_bound(x, x, 1.0), largest**2, rtol=1e-4, atol=0.0)
     with pytest.raises(ValueError, match="Split the batch"):
         forgetting_attention(*(x[:16_384, :1, :, :64].repeat(1, 1, 2, 1) for _ in range(3)), x.new_zeros(16_384, 1, 6))
-
-
-@pytest.mark.parametrize("regime", GRID, ids=str)
-@pytest.mark.parametrize("D", [32, 64, 128])
-def test_every_regime(D: int, regime: Regime) -> None:
-    for dtype in (torch.bfloat16, torch.float32):
-        case, options = regime.make(700, D, dtype, "cuda", seed=4)
-        assert_within(forgetting_attention, case, **options)
-        if regime.limits != "documents":
-            assert_decoding_within(forgetting_attention, case, **options)
-
-
-def test_what_left_the_range_is_right() -> None:
-    for case in (*out_of_range("cuda"), overflow_of_a_training("cuda")):
-        assert_within(forgetting_attention, case)
 
 
 @pytest.mark.parametrize("gates", ["very local", "local", "near 0.5", "medium"])
