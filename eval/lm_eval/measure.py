@@ -135,7 +135,7 @@ class HarnessModel(TemplateLM):
 def results_of(names: Sequence[str], folder: Path | None, loaded: Loaded, spec: Spec, context: Context) -> Any:
     """Return the harness's results of tasks; see `load_tasks`."""
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # otherwise the harness bootstraps standard errors in forked processes
-    how: dict[str, Any] = dict(limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)
+    how: dict[str, Any] = dict(limit=spec.limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=spec.keep_scores)
     lm = HarnessModel(loaded, spec, context)
     with quiet():
         return evaluator.evaluate(lm=lm, task_dict=load_tasks(names, folder), **how)
@@ -152,6 +152,14 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             folder = spec.folder(context.sources)
         check_names(spec.tasks, folder)
         results = results_of(spec.tasks, folder, loaded, spec, context)
+    if spec.keep_scores:
+        context.extras["scores"] = {
+            task: [
+                {name: sample[name] for name in sample["metrics"]}
+                for sample in sorted(samples, key=lambda each: each["doc_id"])
+            ]
+            for task, samples in results["samples"].items()
+        }
     return pd.DataFrame([row for task in results["n-samples"] for row in _rows(task, results, spec)])
 
 

@@ -43,6 +43,8 @@ class Spec(EvalSpec):
     Filled in from `add_bos`; rows of earlier versions lack that term."""
     limit: PositiveInt | None = None
     """Examples per task; default: all."""
+    keep_scores: bool = False
+    """Keep the scores of each example beside the rows (extras["scores"]), for comparing two models in pairs."""
     precision: PrecisionOption = None
 
     SCHEMA = Schema(

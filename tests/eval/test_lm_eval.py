@@ -69,8 +69,9 @@ def test_scores_of_a_uniform_model(limit, codec, bind, in_memory, tasks, monkeyp
     in task files start at their folder."""
     monkeypatch.chdir(tasks.parent)
     source = dict(include_path=Path("tasks"))
-    spec = bind(Spec(tasks=("pick", "read"), max_length=256, batch_size=2, limit=limit), **source)
-    rows = measure.evaluate(in_memory(Uniform(), codec), spec, Context(sources=Sources(**source)))
+    spec = bind(Spec(tasks=("pick", "read"), max_length=256, batch_size=2, limit=limit, keep_scores=limit is None), **source)
+    context = Context(sources=Sources(**source))
+    rows = measure.evaluate(in_memory(Uniform(), codec), spec, context)
     value = rows.set_index(["task", "metric"])["value"]
     right, count = (2, 3) if limit is None else (1, 2)
     assert value["pick", "acc"] == pytest.approx(100 * right / count)
@@ -83,6 +84,8 @@ def test_scores_of_a_uniform_model(limit, codec, bind, in_memory, tasks, monkeyp
     assert pick["stderr"] == pytest.approx(100 * math.sqrt(share * (1 - share) / (count - 1)))
     assert (pick["num_examples"], pick["task_version"], pick["batch_size"], pick["add_bos"]) == (count, "3.5", 2, 1)
     assert math.isnan(rows[rows["task"] == "read"].iloc[0]["stderr"])
+    if spec.keep_scores:
+        assert [each["acc"] for each in context.extras["scores"]["pick"]] == [1.0, 0.0, 1.0]
     assert spec.summary(rows)[0].startswith(f"  pick acc: {100 * share:.2f} +- {pick['stderr']:.2f} of 100")
 
 
