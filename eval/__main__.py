@@ -43,9 +43,7 @@ _commands: Any = Union.__getitem__(tuple(Annotated[_on[KINDS[name]], command] fo
 
 def run_command(command: On) -> int:
     device = use(command.device, command.threads)
-    tokenizer = command.sources.tokenizer or ""
-    paths = [command.model, *([tokenizer] if "/" in tokenizer and ":" not in tokenizer else [])]  # others: hub names
-    if ("hub" in command.spec.reads() and command.sources.longbench is None) or not all(Path(path).exists() for path in paths):
+    if "hub" in command.spec.reads() or not Path(command.model).exists():
         go_offline_if_unreachable()
     subject = Subject.find(command.model, command.sources.tokenizer)
     context = make_context(command.sources, device, Path(), subject.data)
@@ -57,8 +55,6 @@ def run_command(command: On) -> int:
     out = command.out or (own if subject.run is None else subject.path / "evals" / f"{eval_id(spec)}.parquet")
     if out.suffix != ".parquet":
         raise ValueError(f"--out {out} must end in .parquet")
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a folder: name a file.")
     context.folder = out.parent
     if not run(Loaded(subject, device), spec, context, out):
         print(f"{out} exists, nothing to do", file=sys.stderr)

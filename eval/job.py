@@ -90,13 +90,14 @@ def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
     interruption are kept beside it in .partial.jsonl / .partial.npz and not computed again."""
     subject, name = loaded.subject, eval_id(spec)
     if exists(out, subject, spec):
+        if spec.NEEDS == "weights":
+            _ = loaded.folder  # one that was damaged since then is said to be
         return False
     check_writable(out.parent, "the folder", "name another file with --out")  # before anything is computed
     weights = weights_of(subject, spec)
     partial = out.with_name(out.name.removesuffix(".parquet") + ".partial.jsonl")
     identity = "/".join(filter(None, (subject.run_id, name, weights)))
     context = replace(context, partial=Partial(partial, identity=identity), extras={})
-    context.train_seq_len = None if subject.run is None else subject.run.train.seq_len
     reset_peak_memory(context.device)
     started = time.perf_counter()
     rows = measure_of(spec).evaluate(loaded, spec, context)

@@ -101,30 +101,23 @@ def load_examples(names: Sequence[str], spec: Spec, context: Context) -> dict[st
         archive = hub_archive()
         context.extras["dataset_commit"] = archive.parent.name  # the snapshot's folder
         with zipfile.ZipFile(archive) as file:
-            found = {name: _parsed(file.read(f"data/{hub_name(name)}.jsonl"), f"{archive}/{name}", name) for name in names}
+            found = {name: _parsed(file.read(f"data/{hub_name(name)}.jsonl"), f"{archive}/{name}") for name in names}
     else:
         folder = checked("dataset", spec.dataset, context.sources.longbench, "--longbench")
         paths = {name: task_file(folder, name) for name in names}
-        found = {name: _parsed(path.read_bytes(), str(path), name) for name, path in paths.items()}
+        found = {name: _parsed(path.read_bytes(), str(path)) for name, path in paths.items()}
     return {name: examples[: spec.max_examples] for name, examples in found.items()}
 
 
-def _parsed(body: bytes, where: str, task: str) -> list[Example]:
+def _parsed(body: bytes, where: str) -> list[Example]:
     try:
-        lines = {number: json.loads(line) for number, line in enumerate(body.decode("utf-8").split("\n"), 1) if line.strip()}
-        missing = sorted({name for example in lines.values() for name in FIELDS if name not in example})
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{where} cannot be read as LongBench data ({str(error)[:160]}): fetch it again") from None
-    if missing or not lines:
+        examples = [json.loads(line) for line in body.decode("utf-8").split("\n") if line.strip()]
+        missing = sorted({name for example in examples for name in FIELDS if name not in example})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where} cannot be read as LongBench data ({error}): fetch it again") from None
+    if missing or not examples:
         raise ValueError(f"{where} lacks the LongBench fields {', '.join(missing)}" if missing else f"{where} has no examples")
-    lists = ("answers", "all_classes") if TABLE[task]["metric"] == "classification" else ("answers",)
-    for number, example in lines.items():
-        texts = {name: [example[name]] for name in ("input", "context")} | {name: example[name] for name in lists}
-        for name, value in texts.items():
-            if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-                wanted = "list of strings" if name in lists else "string"
-                raise ValueError(f"{where}, line {number}: `{name}` must be a {wanted}")
-    return [*lines.values()]
+    return examples
 
 
 def prompt_ids(template: str, example: Example, codec: TextCodec, max_tokens: int) -> list[int]:

@@ -23,23 +23,19 @@ SECONDS_BETWEEN_SAVES = 20.0
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return the negative log-likelihood in nats of each token, given BOS and the tokens before it; one pass per document.
-    `context.extras` gets sources (index of each document's source text, if the corpus stores it), unigram_entropy (nats per
-    token of the evaluated targets), train_seq_len, context_len and seconds_per_document (median, without the first, which may
-    compile). ValueError for too few or too short documents, token ids that are not the model's, and losses that are not finite.
-    """
+    `context.extras` gets sources (index of each document's source text, if the corpus stores it) and unigram_entropy (nats per
+    token of the evaluated targets). ValueError for too few or too short documents, token ids that are not the model's, and
+    losses that are not finite."""
     corpus = open_heldout(spec, loaded, context)
     check_positions(loaded.model, spec.context_len, "lower --context-len")
     sums = _Sums(spec, context, vocab_size(loaded.model))
     compute = context.compute(spec.precision)
-    seconds: list[float] = []
     saved = time.monotonic()
     with Progress("per-token loss", spec.num_documents, sums.done) as progress:
         try:
             while sums.done < spec.num_documents:
                 target_T = corpus.heldout.read(slice(sums.done, sums.done + 1), 0, spec.context_len)[0]
-                started = time.perf_counter()
                 loss_T = document_losses(loaded.model, target_T, corpus.spec.bos_id, compute, sums.done)
-                seconds.append(time.perf_counter() - started)
                 sums.add(target_T, loss_T)
                 progress.advance()
                 if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
@@ -48,12 +44,9 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         except BaseException:
             sums.save()
             raise
-    context.extras |= dict(train_seq_len=context.train_seq_len, context_len=spec.context_len)
     context.extras["unigram_entropy"] = sums.unigram_entropy
     if corpus.heldout_sources is not None:
         context.extras["sources"] = corpus.heldout_sources[: spec.num_documents]
-    if len(seconds) > 1:
-        context.extras["seconds_per_document"] = round(float(np.median(seconds[1:])), 4)
     return sums.rows()
 
 

@@ -84,8 +84,7 @@ class Pruned:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return counts and losses. `context.extras` gets context_len, tile, decoded_tokens and log_tolerance. ValueError for a
-    model without forget gates, and as in eval/per_token_loss."""
+    """Return counts and losses. ValueError for a model without forget gates, and as in eval/per_token_loss."""
     corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
     layers = gated_layers(model)
@@ -107,7 +106,6 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
                 rows += [_row(f"loss{ending}", whole.mean(), document), _row(f"decoded_loss{ending}", decoded, document)]
             pruned.end_document()
             progress.advance()
-    context.extras |= {name: getattr(spec, name) for name in ("context_len", "tile", "decoded_tokens", "log_tolerance")}
     return pd.DataFrame([*rows, *pruned.rows])
 
 

@@ -37,14 +37,13 @@ class Compute:
 @dataclass
 class Context:
     """Context of an evaluation. Nothing here changes the rows of a given spec: what is read is checked against the digests in
-    the spec. `folder`: of the results; `train_seq_len`: of the run, if known; `partial`: samples already finished; `extras`:
-    facts for the meta file, which the evaluation adds."""
+    the spec. `folder`: of the results; `partial`: samples already finished; `extras`: facts for the meta file, which the
+    evaluation adds."""
 
     device: str = "cpu"
     sources: Sources = field(default_factory=Sources)
     corpus: Corpus | None = None
     folder: Path = Path()
-    train_seq_len: int | None = None
     partial: Partial = field(default_factory=lambda: Partial(None, identity=""))
     extras: dict[str, Any] = field(default_factory=dict)
 

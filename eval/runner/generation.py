@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import numpy as np
@@ -20,11 +19,6 @@ from models.causal_lm import CausalLM
 
 Stop = Callable[[list[int]], bool]
 NewCache = Callable[[int], DecodingCache]
-
-TOLERANCE = 0.03
-"""Relative difference allowed between batched and single logits: above bf16 rounding, below the effect of read padding."""
-
-_standing: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def greedy(
@@ -48,7 +42,7 @@ def greedy(
 
     def run(rows: Sequence[list[int]]) -> list[list[int]]:
         longest = max(map(len, rows))
-        if len(rows) > 1 and not stands_batches(model, compute):
+        if len(rows) > 1 and not stands_batches(model):
             return [ids for row in rows for ids in run([row])]
         # The last token generated is never read.
         check_positions(model, longest + max_new_tokens - 1, "choose shorter prompts or fewer new tokens")
@@ -66,20 +60,10 @@ def greedy(
     return run
 
 
-def stands_batches(model: PreTrainedModel, compute: Compute) -> bool:
-    """Return whether a model continues a left-padded row of a batch as it does the row alone. All of ours do; others are tested
-    once. Some recurrent models of transformers ignore the mask or mix up the rows' states (RWKV, RecurrentGemma)."""
-    if isinstance(model, CausalLM):
-        return True
-    if model not in _standing:
-        config = GenerationConfig(max_new_tokens=3, pad_token_id=0, output_logits=True, return_dict_in_generate=True)
-        alone_NV, padded_NV = (
-            torch.stack([step[0] for step in _generated(model, compute, config, _left_padded(rows, 6, compute)).logits]).float()
-            for rows in ([[1, 2, 3, 4]], [[1, 2, 3, 4], [5] * 32])
-        )
-        apart = (padded_NV - alone_NV).norm() / (alone_NV - alone_NV.mean()).norm()
-        _standing[model] = bool(apart < TOLERANCE)
-    return _standing[model]
+def stands_batches(model: PreTrainedModel) -> bool:
+    """Return whether a model continues a left-padded row of a batch as it does the row alone. Some recurrent models of others
+    ignore the mask or mix up the rows' states (RWKV, RecurrentGemma)."""
+    return isinstance(model, CausalLM) or not getattr(model, "_is_stateful", False)
 
 
 def _left_padded(rows: Sequence[list[int]], filler: int, compute: Compute) -> dict[str, Any]:
@@ -113,7 +97,7 @@ def seconds_of_tokens(
 ) -> np.ndarray:
     """Return the seconds from one new token to the next, greedy, of one batch of prompts of equal length: (new_tokens,), of
     which the first is the prefill. ValueError if the batch does not fit into the memory, or would not be continued as one."""
-    if len(prompts) > 1 and not stands_batches(model, compute):
+    if len(prompts) > 1 and not stands_batches(model):
         raise ValueError(f"{type(model).__name__} mixes up the rows of a batch: ask for batches of 1")
     ticks = list[float]()
 

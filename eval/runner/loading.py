@@ -2,7 +2,6 @@
 
 import gc
 import hashlib
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,14 +50,12 @@ class Subject:
             spec = run.read_spec()
             return cls(path, run.export, spec.scale, spec.name, spec.run_id, None, spec)
         if not path.is_dir():
-            if path.is_absolute() or path_or_name.startswith(".") or path_or_name.count("/") != 1:
-                raise ValueError(f"{path_or_name} is neither a folder nor a hub name like 'owner/name'")
             from huggingface_hub import snapshot_download
 
             try:
                 path = Path(snapshot_download(path_or_name, allow_patterns=list(_HUB_FILES)))
             except Exception as error:  # the hub client raises many types
-                there = f"{path_or_name} is not a folder, and cannot be fetched from the hub"
+                there = f"{path_or_name} is neither a folder nor a model (owner/name) that can be fetched from the hub"
                 raise ValueError(f"{there}: {first_line(error)}") from error
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is neither a run folder (spec.json) nor a model folder (config.json)")
@@ -118,8 +115,8 @@ class Loaded:
         """Model with fp32 weights, in evaluation mode. ValueError if none can be loaded, or the run is not finished."""
         from models.build import load_model
 
-        _know_foreign(self._folder)
-        return load_model(self._folder).to(self.device)  # type: ignore[arg-type]  # a decorator of transformers hides `self`
+        _know_foreign(self.folder)
+        return load_model(self.folder).to(self.device)  # type: ignore[arg-type]  # a decorator of transformers hides `self`
 
     def fresh(self) -> "PreTrainedModel":
         """Build a model of the run's spec with fresh weights (seed 0), and free `model`. Without a run, return `model`."""
@@ -137,17 +134,17 @@ class Loaded:
     @cached_property
     def tokenizer(self) -> TextCodec:
         """Tokeniser of the model. ValueError if there is none, or it has more ids than the model."""
-        if self.subject.run is not None and not tokenizer_files(self._folder):
+        if self.subject.run is not None and not tokenizer_files(self.folder):
             remedy = "put its files beside the checkpoint's weights and adopt that again"
             raise ValueError(f"{self.subject.path} was adopted without a tokeniser: {remedy}")
-        codec = load_tokenizer(self.subject.tokenizer_name or str(self._folder))
+        codec = load_tokenizer(self.subject.tokenizer_name or str(self.folder))
         if codec.highest_id >= (there := vocab_size(self.model)):
             highest = f"the tokeniser has ids up to {codec.highest_id}, the model's vocabulary is {there}"
             raise ValueError(f"{highest}: name its own with --tokenizer")
         return codec
 
     @cached_property
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
         """Folder of weights and tokeniser. ValueError if the run is not finished, or a file does not match the manifest."""
         if self.subject.run is None:
             manifest.check(self.subject.folder)
@@ -213,8 +210,6 @@ def load_tokenizer(name: str) -> TextCodec:
     saved = str(read_json(folder / "tokenizer_config.json").get("tokenizer_class") or "")
     if saved.startswith("JSONGPT2Tokenizer"):
         return TextCodec(TokenizerChoice("gpt2-json", folder).load())
-    if not folder.is_dir() and (name.startswith(".") or not re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
-        raise ValueError(f"tokenizer {name!r} is neither a folder nor a hub name like 'owner/name'")
     import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
     import transformers
 

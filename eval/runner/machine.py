@@ -3,10 +3,9 @@
 import gc
 import os
 import re
-import socket
 import sys
 import urllib.request
-from urllib.parse import urlsplit
+from urllib.error import HTTPError
 
 from training import hardware
 
@@ -75,14 +74,13 @@ def go_offline_if_unreachable() -> None:
     """Use only the local cache if the hub cannot be reached, so that libraries do not retry for a minute."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
+    if constants.HF_HUB_OFFLINE:
         return
-    address = urlsplit(constants.ENDPOINT)
     try:
-        port = address.port or (443 if address.scheme == "https" else 80)
-        socket.create_connection((str(address.hostname), port), timeout=HUB_SECONDS).close()
+        urllib.request.urlopen(constants.ENDPOINT, timeout=HUB_SECONDS).close()
+    except HTTPError:
+        pass  # it answers
     except OSError as error:
-        unreached = f"the hub at {constants.ENDPOINT} cannot be reached ({error})"
-        print(f"{unreached}; only the local cache is used", file=sys.stderr)
+        print(f"the hub cannot be reached ({error}); only the local cache is used", file=sys.stderr)
         os.environ["HF_HUB_OFFLINE"] = "1"
         constants.HF_HUB_OFFLINE = True

@@ -143,7 +143,7 @@ def test_all_tasks_on_a_real_model_with_local_stand_ins(corpus, make_run, bind, 
     assert rows["task"].tolist() == list(TASKS) and rows["score"].between(0, 100).all()
 
 
-@pytest.mark.parametrize("content", ['{"context": "x"}\n', "not json\n", "3\n", "\n", json.dumps(example(classes=["a"])), None])
+@pytest.mark.parametrize("content", ['{"context": "x"}\n', "not json\n", "3\n", "\n", None])
 def test_bad_data_are_refused(content, folder, bind):
     context = Context(sources=Sources(longbench=folder))
     spec = bind(Spec(tasks=("trec",)), longbench=folder)

@@ -1,20 +1,16 @@
 """Eviction: counts and losses against a plain fp64 computation, what is gone stays gone, and the promise is kept."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
 from beyond.eval.cache_eviction import measure
 from beyond.eval.cache_eviction.spec import Spec
 from data.sampler import bos_roll
 from eval.pruning.measure import attending
-from kernels.forgetting_attention import pruning_threshold
 from models.build import build_model
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers
 
@@ -99,24 +95,3 @@ def test_the_promise_is_kept_and_a_broken_one_is_seen(model, in_memory, bind, co
     assert (abs(changed["loss_evicted"] - changed["loss"]) > math.exp(-10)).all()
     assert changed["loss"].tolist() == losses["loss"].tolist()
     assert rows[rows["quantity"] == "dropped"]["value"].max() > 0.01
-
-
-gates = st.one_of(st.just(0.0), st.floats(-30.0, 0.0), st.floats(-1.0, -1e-6))
-
-
-@given(st.lists(gates, min_size=1, max_size=40), st.floats(0.0, 8.0))
-def test_what_is_gone_stays_gone(log_fgate_T, bound):
-    """The keys that a query keeps are those with a decay above the threshold, and no later query has another."""
-    length = len(log_fgate_T)
-    log_fgate = torch.tensor(log_fgate_T)[None, :, None]
-    layer = SimpleNamespace(threshold=lambda q, k, log_tolerance: pruning_threshold(bound, k.shape[1], log_tolerance))
-    q = torch.zeros(1, length, 1, 16)
-    evicted_Q = measure.evicted_keys(layer, q, q, log_fgate, -10.0)[0, 0]
-    cum_T = log_fgate[0, :, 0].double().cumsum(0)
-    threshold = torch.tensor(-2 * bound - math.log(length) - 10.0).double()  # in fp32, as kernels have it
-    kept_QT = (cum_T[:, None] - cum_T >= threshold) & torch.ones(length, length, dtype=torch.bool).tril()
-    key_T = torch.arange(length)
-    assert ((key_T >= evicted_Q[:, None]) & (key_T <= key_T[:, None])).equal(kept_QT)
-    for query in range(length):
-        gone_T = ~kept_QT[query] & (key_T <= query)
-        assert not (kept_QT[query:] & gone_T).any()

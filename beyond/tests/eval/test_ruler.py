@@ -33,14 +33,6 @@ def test_text_of_much_white_space_fills_the_named_length(corpus, codec, task):
             assert length - 3 <= spent <= length
 
 
-def test_of_the_texts_that_fit_the_longest_is_taken(corpus, codec, monkeypatch):
-    """The last that is tried is too long."""
-    words, spec = iter((10, 30, 20, 5000)), Spec(lengths=(640,), max_new_tokens=40)
-    maker = measure.Examples(spec, codec, heldout_texts(corpus))
-    monkeypatch.setattr(maker, "_hidden", lambda needle, size, depth: needle + " river" * next(words))
-    assert maker.make(TASKS[1], 640, 0)["input"].count(" river") == 30
-
-
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("answers", ["generate", "choose"])
 def test_examples_hide_one_value_in_as_many_tokens_as_asked_for(corpus, codec, task, answers):
