@@ -4,13 +4,12 @@ How much pruning saves depends on the learned gates and on the text, so a traine
 `attention_forward` and `attention` (forward + backward) are sums over the layers, each timed on its inputs in a pass over the
 text; `step` is forward, backward and optimiser. Only ratios on one machine are comparable."""
 
-from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal
 
 import pandas as pd
 
 from eval.runner.heldout import HeldoutSpec
-from eval.runner.spec import Content, LogTolerance, Setting
+from eval.runner.spec import Content, LogTolerance
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 
@@ -50,9 +49,6 @@ class Spec(HeldoutSpec):
     @property
     def extent(self) -> tuple[int, int]:
         return self.batch_size, self.seq_len
-
-    def bound(self, setting: Setting) -> Self:
-        return replace(super().bound(setting), machine=setting.machine)
 
     def tokens_read(self) -> list[tuple[int, int]]:
         passes = 2 * (self.warmup + self.repeats) * 3

@@ -34,8 +34,6 @@ class Spec(HeldoutSpec):
     )
 
     def __post_init__(self) -> None:
-        if not self.contexts or not self.places:
-            raise ValueError("name at least one context and one place")
         shortest, longest = min(self.contexts) + self.targets, max(self.contexts) + self.targets
         if min(self.places) < shortest or max(self.places) < longest:
             raise ValueError(

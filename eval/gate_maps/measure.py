@@ -1,9 +1,8 @@
-"""Gate maps: two forward passes of one document, with statistics and maps taken in the attention layers.
+"""Gate maps: one forward pass of a document, from whose queries, keys and gates statistics and maps are computed.
 
 Suffixes: T tokens, H heads, D head dimension, G cells of the display grid."""
 
 import math
-from collections.abc import Callable
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
 import numpy as np
@@ -13,12 +12,11 @@ from torch import Tensor, nn
 
 from data.sampler import bos_roll
 from eval.gate_maps.spec import Spec
-from eval.runner.context import Compute, Context
+from eval.runner.context import Context
 from eval.runner.heldout import open_heldout
 from eval.runner.loading import Loaded
 from kernels.forgetting_attention import pruned_tile_share
 from models.forgetting_transformer.module import ForgettingAttention, gated_layers, watched
-from training.progress import Progress
 
 Head = tuple[int, int]
 
@@ -36,36 +34,34 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     chosen = [(layer, head) for layer in spec.layers or layers for head in spec.heads or range(num_heads)]
     rows: list[tuple] = []
     statistics: dict[Head, dict[str, float]] = {}
-    with Progress("gate maps", 2) as progress:
+    taken: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
-        def measure(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate_BTH: Tensor) -> None:
-            threshold = layer.threshold(q, k, spec.log_tolerance)
+    def take(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate_BTH: Tensor) -> None:
+        taken[layer.layer_idx] = q, k, log_fgate_BTH
+
+    with compute.inference():
+        with watched(layers, take):  # no logits are needed, so only the last position's are computed
+            model(input_ids=inputs_BT, use_cache=False, logits_to_keep=1)
+        for place, (q, k, log_fgate_BTH) in taken.items():
+            threshold = layers[place].threshold(q, k, spec.log_tolerance)
             assert threshold is not None
             share_H = pruned_tile_share(log_fgate_BTH, threshold)[0]
             for head in range(num_heads):
                 decay_T = log_fgate_BTH[0, :, head].double().cumsum(0)
-                statistics[layer.layer_idx, head] = {
+                statistics[place, head] = {
                     "half_life_tokens": half_life(decay_T),
                     "median_F": math.exp(median_decay(decay_T, spec.distance)),
                     "pruned_share": float(share_H[head]),
                 }
-
-        _forward(model, layers, inputs_BT, compute, measure)
-        progress.advance()
         shown, count = sorted(set(chosen), key=lambda head: (statistics[head]["median_F"], head)), spec.num_maps
         if len(shown) > count:  # the most local and most global heads; one more local head if odd
             shown = shown[: -(-count // 2)] + shown[len(shown) - count // 2 :]
-
-        def draw(layer: ForgettingAttention, q: Tensor, k: Tensor, v: Tensor, log_fgate_BTH: Tensor) -> None:
-            place = layer.layer_idx
-            for head in [head for of, head in shown if of == place]:
-                forget_GG, attend_GG = maps(q[0, :, head], k[0, :, head], log_fgate_BTH[0, :, head], spec.grid)
-                for quantity, matrix_GG in (("F", forget_GG), ("A", attend_GG)):
-                    lower = zip(*np.tril_indices(len(matrix_GG)), strict=True)
-                    rows.extend((place, head, quantity, row, col, matrix_GG[row, col]) for row, col in lower)
-
-        _forward(model, {layer: layers[layer] for layer, _ in shown}, inputs_BT, compute, draw)
-        progress.advance()
+        for place, head in shown:
+            q, k, log_fgate_BTH = taken[place]
+            drawn = maps(q[0, :, head], k[0, :, head], log_fgate_BTH[0, :, head], spec.grid)
+            for quantity, matrix_GG in zip("FA", drawn, strict=True):
+                lower = zip(*np.tril_indices(len(matrix_GG)), strict=True)
+                rows.extend((place, head, quantity, row, col, matrix_GG[row, col]) for row, col in lower)
     for place, values in statistics.items():
         rows += [(*place, quantity, -1, -1, value) for quantity, value in values.items()]
     context.extras |= {name: getattr(spec, name) for name in ("seq_len", "distance", "document")}
@@ -119,11 +115,3 @@ def maps(q_TD: Tensor, k_TD: Tensor, log_fgate_T: Tensor, grid: int) -> tuple[np
         forget_GG[block, :cells] = (total.sum((0, 2)) / pairs.sum((0, 2))).cpu().numpy()
         attend_GG[block, :cells] = most.amax((0, 2)).cpu().numpy()
     return forget_GG, attend_GG
-
-
-def _forward(
-    model: nn.Module, layers: dict[int, ForgettingAttention], inputs_BT: Tensor, compute: Compute, visit: Callable[..., None]
-) -> None:
-    """Run one forward pass with `visit` in the layers. No logits are needed, so only the last position's are computed."""
-    with compute.inference(), watched(layers, visit):
-        model(input_ids=inputs_BT, use_cache=False, logits_to_keep=1)

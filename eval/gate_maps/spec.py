@@ -74,7 +74,7 @@ class Spec(HeldoutSpec):
                 raise ValueError(f"{what} {missing[0]} does not exist: the model has {what}s 0 to {there - 1} (0-based)")
 
     def tokens_read(self) -> list[tuple[int, int]]:
-        return [(2 * self.seq_len, self.seq_len)]
+        return [(self.seq_len, self.seq_len)]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:
         table = rows[rows["row"] < 0].groupby("quantity", sort=False)["value"].median()

@@ -164,28 +164,26 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
 
 
 def _rows(task: str, results: Any, spec: Spec) -> Iterator[dict[str, Any]]:
-    scores = results["results"][task]
-    names = [name for name in scores if "," in name and "_stderr," not in name]
-    metrics = [name.split(",")[0] for name in names]
-    # A metric with several filters of the answers keeps the harness's full names, such as "exact_match,strict-match".
-    every = [name if metrics.count(metric) > 1 else metric for name, metric in zip(names, metrics, strict=True)]
-    for metric in TABLE[task]["metrics"].split() if task in TABLE else every:
-        yield {
-            "task": task,
-            "metric": metric,
-            **value_of(scores, metric, 100.0 if metric.startswith(SHARES) and task not in IN_PERCENT else 1.0),
-            "num_examples": int(results["n-samples"][task]["effective"]),
-            "task_version": str(results["versions"][task]),
-            "harness_version": HARNESS_VERSION,
-            "batch_size": spec.batch_size,
-            "add_bos": int(spec.add_bos),
-        }
+    scores, in_table = results["results"][task], TABLE[task]["metrics"].split() if task in TABLE else None
+    names = {name: name.split(",")[0] for name in scores if "," in name and "_stderr," not in name}
+    for name, metric in names.items():
+        if in_table is None or metric in in_table:
+            yield {
+                "task": task,
+                # A metric with several filters of the answers keeps the harness's full names: "exact_match,strict-match".
+                "metric": name if [*names.values()].count(metric) > 1 else metric,
+                **value_of(scores, name, 100.0 if metric.startswith(SHARES) and task not in IN_PERCENT else 1.0),
+                "num_examples": int(results["n-samples"][task]["effective"]),
+                "task_version": str(results["versions"][task]),
+                "harness_version": HARNESS_VERSION,
+                "batch_size": spec.batch_size,
+                "add_bos": int(spec.add_bos),
+            }
 
 
-def value_of(scores: Mapping[str, Any], metric: str, factor: float) -> dict[str, float]:
-    """Return the value of one of a task's metrics (named with its filter if there are several) and its standard error (NaN if
-    there is none), times a factor."""
-    (name,) = (key for key in scores if metric in (key, key.split(",")[0]))
+def value_of(scores: Mapping[str, Any], name: str, factor: float) -> dict[str, float]:
+    """Return the value of one of a task's metrics ("acc,none": named with its filter) and its standard error (NaN if there is
+    none), times a factor."""
     error = scores.get(name.replace(",", "_stderr,", 1))
     stderr = factor * float(error) if isinstance(error, int | float) else math.nan
     return {"value": factor * float(scores[name]), "stderr": stderr}

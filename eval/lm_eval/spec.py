@@ -11,7 +11,7 @@ import tyro
 from data.corpus import Counts
 from eval.lm_eval.tasks import TABLE, TASKS
 from eval.runner.sources import UserData, check_choice, checked, digest
-from eval.runner.spec import EvalSpec, Once, PrecisionOption, Setting
+from eval.runner.spec import AtLeastTwo, EvalSpec, Once, PrecisionOption, Setting
 from eval.runner.stand_ins import EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
@@ -32,7 +32,7 @@ class Spec(EvalSpec):
     include: str = "harness"
     """harness: its own tasks with data from the hub (or the folder given with --include-path, by its digest); local: stand-ins
     made from the held-out text (their version and corpus are filled in)."""
-    max_length: PositiveInt = 16384
+    max_length: AtLeastTwo = 16384
     """Limit on the tokens of a prompt with its answer; longer ones lose their beginning."""
     batch_size: PositiveInt = 16
     """Requests per batch."""
@@ -63,10 +63,6 @@ class Spec(EvalSpec):
     )
 
     def __post_init__(self) -> None:
-        if not self.tasks:
-            raise ValueError("name at least one lm-eval task")
-        if self.max_length < 2:
-            raise ValueError(f"max_length {self.max_length} must be at least 2")
         unknown = ", ".join(sorted(set(self.tasks) - set(TASKS)))
         if unknown and self.include.startswith("local"):
             raise ValueError(f"there is no stand-in for task {unknown}; choose from {', '.join(TASKS)}")
@@ -85,7 +81,7 @@ class Spec(EvalSpec):
             check_names(self.tasks, setting.sources.include_path)
             if include == "harness" and setting.sources.include_path is not None:
                 include = digest(setting.sources.include_path)
-        return replace(self, include=include, scores_bos=self.add_bos, precision=self.precision or setting.precision)
+        return replace(super().bound(setting), include=include, scores_bos=self.add_bos)
 
     def folder(self, sources: UserData) -> Path | None:
         """Return the folder of task files; None: the harness's own."""

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from data.corpus import Counts
 from eval.runner.sources import UserData, check_choice, digest
-from eval.runner.spec import EvalSpec, Once, PrecisionOption, Setting
+from eval.runner.spec import AtLeastTwo, EvalSpec, Once, PrecisionOption, Setting
 from eval.runner.stand_ins import LONGBENCH_EXAMPLES, check_stand_ins, fingerprint_in, stand_ins_of
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
@@ -38,7 +38,7 @@ class Spec(EvalSpec):
     dataset: str = "hub"
     """hub: THUDM/LongBench (or the folder given with --longbench, by its digest); local: stand-ins made from the held-out text
     (their version and corpus are filled in)."""
-    max_prompt_tokens: PositiveInt = 15500
+    max_prompt_tokens: AtLeastTwo = 15500
     """Limit on the tokens of a prompt; longer prompts lose their middle."""
     original_cut: bool = False
     """Cut predictions to their first line only in few-shot tasks, as the benchmark does, not in all tasks."""
@@ -60,12 +60,8 @@ class Spec(EvalSpec):
     )
 
     def __post_init__(self) -> None:
-        if not self.tasks:
-            raise ValueError("name at least one LongBench task")
         if unknown := sorted(set(self.tasks) - set(TASKS)):
             raise ValueError(f"unknown LongBench task {', '.join(unknown)}; choose from {', '.join(TASKS)}")
-        if self.max_prompt_tokens < 2:
-            raise ValueError(f"max_prompt_tokens {self.max_prompt_tokens} must be at least 2 (a head and a tail)")
 
     def reads(self) -> tuple[str, ...]:
         if self.dataset == "hub":
@@ -81,7 +77,7 @@ class Spec(EvalSpec):
             dataset = digest(folder)
             for task in self.tasks:
                 task_file(folder, task)
-        return replace(self, dataset=dataset, precision=self.precision or setting.precision)
+        return replace(super().bound(setting), dataset=dataset)
 
     def fetch(self, sources: UserData) -> None:
         hub_archive()

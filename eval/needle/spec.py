@@ -36,7 +36,7 @@ class HaystackSpec(EvalSpec):
         check_choice("--text", str(text), "heldout")
         if text == "heldout":
             text = f"heldout:{fingerprint(setting.corpus)}" if folder is None else digest(folder)
-        return replace(self, text=text, precision=self.precision or setting.precision)  # type: ignore[type-var]
+        return replace(super().bound(setting), text=text)  # type: ignore[type-var]
 
 
 def at_places(columns: dict[str, Any]) -> Schema:
@@ -68,8 +68,6 @@ class Grid(HaystackSpec):
     """File of the hidden sentences."""
 
     def __post_init__(self) -> None:
-        if not self.lengths or not self.depths:
-            raise ValueError("a needle grid needs at least one length and one depth")
         if min(self.lengths) <= self.reserve:
             raise ValueError(f"length {min(self.lengths)} leaves nothing after the {self.reserve} reserved tokens: lengthen it")
 

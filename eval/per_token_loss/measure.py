@@ -23,8 +23,7 @@ SECONDS_BETWEEN_SAVES = 20.0
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     """Return the negative log-likelihood in nats of each token, given BOS and the tokens before it; one pass per document.
-    `context.extras` gets sources (index of each document's source text, if the corpus stores it) and unigram_entropy (nats per
-    token of the evaluated targets). ValueError for too few or too short documents, token ids that are not the model's, and
+    `context.extras` gets unigram_entropy (nats per token of the evaluated targets). ValueError as in `open_heldout`, and for
     losses that are not finite."""
     corpus = open_heldout(spec, loaded, context)
     check_positions(loaded.model, spec.context_len, "lower --context-len")
@@ -32,21 +31,14 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     compute = context.compute(spec.precision)
     saved = time.monotonic()
     with Progress("per-token loss", spec.num_documents, sums.done) as progress:
-        try:
-            while sums.done < spec.num_documents:
-                target_T = corpus.heldout.read(slice(sums.done, sums.done + 1), 0, spec.context_len)[0]
-                loss_T = document_losses(loaded.model, target_T, corpus.spec.bos_id, compute, sums.done)
-                sums.add(target_T, loss_T)
-                progress.advance()
-                if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
-                    sums.save()
-                    saved = time.monotonic()
-        except BaseException:
-            sums.save()
-            raise
+        while sums.done < spec.num_documents:
+            target_T = corpus.heldout.read(slice(sums.done, sums.done + 1), 0, spec.context_len)[0]
+            sums.add(target_T, document_losses(loaded.model, target_T, corpus.spec.bos_id, compute, sums.done))
+            progress.advance()
+            if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+                sums.save()
+                saved = time.monotonic()
     context.extras["unigram_entropy"] = sums.unigram_entropy
-    if corpus.heldout_sources is not None:
-        context.extras["sources"] = corpus.heldout_sources[: spec.num_documents]
     return sums.rows()
 
 
@@ -64,9 +56,9 @@ class _Sums:
 
     def add(self, target_T: np.ndarray, loss_T: np.ndarray) -> None:
         self.bands_NK[self.done] = np.add.reduceat(loss_T, self.edges[:-1]) / np.diff(self.edges)
-        total_T, counts_V = self.total_T + loss_T, self.counts_V + np.bincount(target_T, minlength=len(self.counts_V))
-        # One assignment, so that an interrupt cannot fall between sum and count.
-        self.total_T, self.counts_V, self.done = total_T, counts_V, self.done + 1
+        self.total_T += loss_T
+        self.counts_V += np.bincount(target_T, minlength=len(self.counts_V))
+        self.done += 1
 
     def save(self) -> None:
         values = {"total": self.total_T, "counts": self.counts_V, "bands": self.bands_NK, "done": np.array(self.done)}

@@ -9,7 +9,6 @@ from typing import Literal, Self
 import pandas as pd
 
 from data.corpus import Counts
-from eval.runner.sources import fingerprint
 from eval.runner.spec import Content, EvalSpec, PrecisionOption, Setting
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer
@@ -36,7 +35,7 @@ class Spec(EvalSpec):
 
     def bound(self, setting: Setting) -> Self:
         length = None if setting.corpus is None else setting.corpus.document_len
-        return replace(self, corpus=fingerprint(setting.corpus), seq_len=length, precision=self.precision or setting.precision)
+        return replace(super().bound(setting), seq_len=length)
 
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         if run.data.recall is None:

@@ -1,14 +1,12 @@
 """Base of evaluations that read tokens of the first held-out documents. Torch-free."""
 
 import math
-from dataclasses import replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from data.corpus import Corpus, Counts
 from eval.runner.context import Context
 from eval.runner.loading import Loaded
-from eval.runner.sources import fingerprint
-from eval.runner.spec import Content, EvalSpec, PrecisionOption, Setting
+from eval.runner.spec import Content, EvalSpec, PrecisionOption
 from models.spec import ForgettingTransformerSpec
 from models.spec_parts import strict
 from training.spec import RunSpec
@@ -33,9 +31,6 @@ class HeldoutSpec(EvalSpec):
     def reads(self) -> tuple[str, ...]:
         return ("corpus",)
 
-    def bound(self, setting: Setting) -> Self:
-        return replace(self, corpus=fingerprint(setting.corpus), precision=self.precision or setting.precision)
-
     def check(self, run: RunSpec, counts: Counts | None) -> None:
         there = None if counts is None else counts.heldout_rows
         times = math.ceil(10 * self.extent[0] / (there or 1)) / 10
@@ -57,8 +52,11 @@ class HeldoutSpec(EvalSpec):
 
 
 def open_heldout(spec: HeldoutSpec, loaded: Loaded, context: Context) -> Corpus:
-    """Open the corpus of a spec. ValueError if it is another one, is too small, or its token ids are not the model's."""
+    """Open the corpus of a spec, and name the sources of its documents (indices of source texts, if the corpus stores them) in
+    `context.extras`. ValueError if it is another one, is too small, or its token ids are not the model's."""
     corpus = context.heldout(spec.corpus)
     spec.check_extent(*corpus.heldout.shape)
     loaded.check_token_ids(corpus)
+    if corpus.heldout_sources is not None:
+        context.extras["sources"] = corpus.heldout_sources[: spec.extent[0]]
     return corpus

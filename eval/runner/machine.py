@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 import sys
 import urllib.request
 from urllib.error import HTTPError
@@ -14,23 +13,18 @@ HUB_SECONDS = 5.0
 
 def use(name: str, threads: int) -> str:
     """Check the device, make it current, set the CPU threads (overrides OMP_NUM_THREADS), and return the device's name.
-    ValueError for a device other than cpu, cuda and cuda:N, a GPU that does not exist, and fewer than one thread."""
-    if threads < 1:
-        raise ValueError(f"--threads {threads}: at least 1 is needed")
+    ValueError for a device that this machine does not have."""
     os.environ.update(hardware.equal_bits(threads, os.environ) | {"OMP_NUM_THREADS": str(threads)})
     if "torch" in sys.modules:  # torch reads the variable only when it is imported
         sys.modules["torch"].set_num_threads(threads)
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"--device {name}: choose cpu, cuda or cuda:N")
     if name != "cpu":
         import torch
 
-        number = int(name.partition(":")[2] or 0)
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if number >= count:
-            there = f"has {count} CUDA GPUs, counted from 0" if count else "has no usable CUDA GPU"
-            raise ValueError(f"--device {name}: this machine {there}; choose another, or --device cpu")
-        torch.cuda.set_device(number)  # for Triton's kernels and CUDA graphs
+        names = ["cuda", *(f"cuda:{number}" for number in range(count))] if count else []
+        if name not in names:
+            raise ValueError(f"--device {name}: choose one of {', '.join(['cpu', *names])}")
+        torch.cuda.set_device(int(name.partition(":")[2] or 0))  # for Triton's kernels and CUDA graphs
     return name
 
 

@@ -4,16 +4,16 @@ A spec holds everything that changes the rows, by content and never by path. `bo
 does not state (the corpus, the run's precision); only then does the evaluation have an identity (eval/kinds.py)."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pandas as pd
 import tyro
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from data.corpus import Counts
 from data.spec import DataSpec
-from eval.runner.sources import UserData
+from eval.runner.sources import UserData, fingerprint
 from models.spec import ModelSpec
 from results.schema import Schema
 from training.spec import RunSpec
@@ -40,13 +40,16 @@ LogTolerance = Annotated[float, AfterValidator(_share)]
 
 
 def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("name at least one")
     if repeated := [value for value in values if values.count(value) > 1]:
         raise ValueError(f"{repeated[0]} is given twice: name each once")
     return values
 
 
+AtLeastTwo = Annotated[int, Field(ge=2)]
 Once = AfterValidator(_once)
-"""Validator of a list without duplicates: each member gives rows of its own."""
+"""Validator of a list that is not empty and has no duplicates: each member gives rows of its own."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,16 @@ class EvalSpec:
         return ()
 
     def bound(self, setting: Setting) -> Self:
-        """Return the spec with the content of everything that will be read filled in. ValueError if any of it is missing or
-        cannot be used."""
-        return self
+        """Return the spec with the content of everything that will be read filled in: here a corpus, the machine, and the run's
+        precision if none is asked for. ValueError if any of it is missing or cannot be used."""
+        names = {field.name for field in fields(self)}  # type: ignore[arg-type]  # every kind is a dataclass
+        filled: dict[str, Any] = {
+            "machine": setting.machine,
+            "precision": getattr(self, "precision", None) or setting.precision,
+        }
+        if "corpus" in names:
+            filled["corpus"] = fingerprint(setting.corpus)
+        return replace(self, **{name: value for name, value in filled.items() if name in names})  # type: ignore[type-var]
 
     def fetch(self, sources: UserData) -> None:
         """Fetch what a bound spec reads from the hub into the local cache. ValueError if that fails."""

@@ -86,7 +86,7 @@ class Spec(EvalSpec):
         graph = on_gpu and parts <= GRAPH_PARTS and not self.activation_checkpointing
         step: Literal["graph", "stepper", "token"] = "graph" if graph else "stepper"
         step = step if self.mode == "train" else "token"
-        return replace(self, step=step, beside=beside, machine=setting.machine, precision=self.precision or setting.precision)
+        return replace(super().bound(setting), step=step, beside=beside)
 
     def flops(self, model: ModelSpec) -> float:
         steps, tokens = self.warmup + self.repeats, self.batch_size * self.seq_len

@@ -11,7 +11,6 @@ from eval.gate_maps.measure import half_life, maps, median_decay
 from eval.gate_maps.spec import Spec
 from models.build import build_model
 from models.forgetting_transformer.module import decay_time_bias
-from tests.eval.oracles import llama
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, log_fgate: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -109,13 +108,3 @@ def test_one_map_more_is_of_a_local_head(fixed, in_memory, bind, context):
     rows = measure.evaluate(in_memory(fixed), bind(Spec(seq_len=64, distance=8, grid=8, num_maps=3)), context)
     drawn = rows[rows["row"] >= 0]
     assert set(zip(drawn["layer"], drawn["head"], strict=True)) == {(0, 0), (1, 0), (1, 1)}
-
-
-def test_what_cannot_be_mapped_is_refused(tiny_fox, fixed, in_memory, bind, context):
-    ungated = build_model(tiny_fox(forget_gate="none")).eval()
-    for asked, changes, message in (
-        (ungated, {}, "forget gates"), (llama(), {}, "forget gates"), (fixed, {"layers": (2,)}, "layer 2"),
-        (fixed, {"heads": (5,)}, "head 5"), (fixed, {"document": 10**6}, "1000001 documents"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            measure.evaluate(in_memory(asked), bind(Spec(**{"seq_len": 64, "distance": 8, **changes})), context)

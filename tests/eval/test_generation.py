@@ -8,13 +8,13 @@ from eval.runner.batching import batches, recorded
 from eval.runner.context import Compute, Context
 from eval.runner.generation import end_ids, greedy, seconds_of_tokens, stands_batches
 from models.build import build_model
-from models.spec import DeltaNetSpec, HGRN2Spec, Mamba2Spec, SambaSpec
+from models.spec import DeltaNetSpec, Mamba2Spec, SambaSpec
 from tests.eval.oracles import llama
 
 NEW = 12
 CPU = Compute()
 SIZE = {"vocab_size": 64, "hidden_size": 64, "num_layers": 2}
-NAMES = ["llama", "gpt2", "rwkv", "fox_pro", "fox_llama", "transformer", "mamba2", "hgrn2", "delta_net", "samba"]
+NAMES = ["llama", "gpt2", "rwkv", "fox_pro", "transformer", "mamba2", "delta_net", "samba"]
 
 
 @pytest.fixture
@@ -33,10 +33,8 @@ def make_model(tiny_fox):
         else:
             spec = {
                 "fox_pro": lambda: tiny_fox(64),
-                "fox_llama": lambda: tiny_fox(64, use_k_shift=False, use_v_shift=False, qk_norm=False),
                 "transformer": lambda: tiny_fox(64, forget_gate="none", use_rope=True),
                 "mamba2": lambda: Mamba2Spec(**SIZE, head_dim=32, ssm_state_size=16),
-                "hgrn2": lambda: HGRN2Spec(**SIZE, expand_ratio=32, mlp_width=128),
                 "delta_net": lambda: DeltaNetSpec(**SIZE, head_dim=32, mlp_width=128),
                 "samba": lambda: SambaSpec(**SIZE, num_heads=2),
             }[name]()

@@ -22,7 +22,7 @@ from training.lines import line
 GRID = dict(lengths=(330, 260), depths=(0.0, 50.0, 100.0), samples_per_cell=2, reserve=80)
 EXAMPLES = {
     "per_token_loss": dict(context_len=48, num_documents=3),
-    "context_use": dict(contexts=(8, 32, 88), places=(120, 60), targets=16, num_documents=2),
+    "context_use": dict(contexts=(8, 32, 88), places=(120, 60), targets=16, num_documents=4),
     "needle": GRID | dict(mode="easy", reserve=150, lengths=(420, 330), max_new_tokens=3),
     "needle_recall": GRID | dict(depths=(50.0,)),
     "needle_choice": GRID,
@@ -94,7 +94,7 @@ def test_neither_batches_nor_restarts_change_the_rows(kind, loaded, model, bind,
     read.clear()
     resumed = evaluate(loaded, spec, Context(corpus=corpus, partial=Partial(path, "x")))
     hook.remove()
-    assert 0 < sum(read) < first / 2
+    assert 0 < sum(read) < first
     for rows in (alone, resumed):
         pd.testing.assert_frame_equal(rows, whole, rtol=1e-4)
 

@@ -43,7 +43,8 @@ def test_fewer_positions_than_bands(in_memory, bind, context):
     assert bands["loss"].tolist() == pytest.approx(curve["loss"].tolist()) and (bands["width"] == 1).all()
 
 
-def test_resumed_midway_gives_identical_rows(in_memory, bind, corpus, tmp_path):
+def test_resumed_midway_gives_identical_rows(in_memory, bind, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "SECONDS_BETWEEN_SAVES", -1.0)
     model, spec, path, read = llama(), bind(SPEC), tmp_path / "x.partial.jsonl", []
     whole = measure.evaluate(in_memory(model), spec, Context(corpus=corpus))
 

@@ -47,8 +47,7 @@ class Evicting:
 
 
 def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
-    """Return counts, bytes and losses. `context.extras` gets sources (index of each document's
-    source text, if the corpus stores it). ValueError for a model without forget gates, and as in eval/per_token_loss."""
+    """Return counts, bytes and losses. ValueError for a model without forget gates, and as in eval/per_token_loss."""
     corpus = open_heldout(spec, loaded, context)
     model, compute = loaded.model, context.compute(spec.precision)
     layers = gated_layers(model)
@@ -69,8 +68,6 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
                     loss_T = document_losses(model, target_T, bos_id, compute, document)
                 rows.append(_row(quantity, loss_T.mean(), document))
             progress.advance()
-    if corpus.heldout_sources is not None:
-        context.extras["sources"] = corpus.heldout_sources[: spec.num_documents]
     return pd.DataFrame([*rows, *_counts(evicting, list(layers))])
 
 

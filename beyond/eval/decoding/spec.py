@@ -10,13 +10,12 @@ kernels are tuned and the graph is captured. Of a cache that evicts, they are ti
 come every 64 tokens (models/cache.py) and are not counted: its speed is an upper bound. `cache_bytes`: size of all states after
 the last token."""
 
-from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import pandas as pd
 
 from eval.runner.heldout import HeldoutSpec
-from eval.runner.spec import Content, LogTolerance, Once, Setting
+from eval.runner.spec import Content, LogTolerance, Once
 from eval.throughput.spec import FIRST
 from models.spec_parts import PositiveInt, strict
 from results.schema import Schema, integer, number, text
@@ -60,17 +59,12 @@ class Spec(HeldoutSpec):
     def __post_init__(self) -> None:
         if self.new_tokens <= FIRST + 1:
             raise ValueError(f"new_tokens {self.new_tokens}: the first {FIRST} steps do not count; ask for {FIRST + 2} or more")
-        if not self.lengths or not self.batch_sizes:
-            raise ValueError("name at least one length and one batch size")
         if min(self.lengths) <= self.new_tokens + 1:  # BOS and one token of the text
             raise ValueError(f"length {min(self.lengths)} leaves no prompt before {self.new_tokens} new tokens: ask for more")
 
     @property
     def extent(self) -> tuple[int, int]:
         return max(self.batch_sizes), max(self.lengths)
-
-    def bound(self, setting: Setting) -> Self:
-        return replace(super().bound(setting), machine=setting.machine)
 
     def tokens_read(self) -> list[tuple[int, int]]:
         texts = 3 * (1 + self.repeats) * sum(self.batch_sizes)  # a FoX with all caches

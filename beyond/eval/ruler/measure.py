@@ -87,7 +87,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             made = [examples.make(task, length, number) for number in range(spec.samples)]
             write_task(folder, name, made, "test", _form(spec))
         results = results_of(tuple(names), folder, loaded, harness, context)
-    metric = "score" if spec.answers == "generate" else "acc"
+    metric = "score,none" if spec.answers == "generate" else "acc,none"
     values = {place: value_of(results["results"][name], metric, 100.0) for name, place in names.items()}
     return pd.DataFrame(
         {"task": task, "length": length, **value, "num_examples": spec.samples} for (task, length), value in values.items()

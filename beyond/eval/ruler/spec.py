@@ -54,10 +54,6 @@ class Spec(HaystackSpec):
         key=("task", "length"),
     )
 
-    def __post_init__(self) -> None:
-        if not self.tasks or not self.lengths:
-            raise ValueError("name at least one task and one length")
-
     def bound(self, setting: Setting) -> Self:
         return replace(super().bound(setting), version=VERSION)
 
