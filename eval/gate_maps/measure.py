@@ -62,8 +62,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
             for quantity, matrix_GG in zip("FA", drawn, strict=True):
                 lower = zip(*np.tril_indices(len(matrix_GG)), strict=True)
                 rows.extend((place, head, quantity, row, col, matrix_GG[row, col]) for row, col in lower)
-    for place, values in statistics.items():
-        rows += [(*place, quantity, -1, -1, value) for quantity, value in values.items()]
+    for which, values in statistics.items():
+        rows += [(*which, quantity, -1, -1, value) for quantity, value in values.items()]
     context.extras |= {name: getattr(spec, name) for name in ("seq_len", "distance", "document")}
     context.extras["cell"] = -(-spec.seq_len // spec.grid)
     return pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))

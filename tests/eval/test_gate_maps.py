@@ -84,7 +84,7 @@ def test_statistics_of_fixed_gates(fixed, in_memory, bind, context):
     drawn = rows[rows["row"] >= 0]
     assert set(zip(drawn["layer"], drawn["head"], strict=True)) == {(0, 0), (1, 1)}
     assert set(drawn["quantity"]) == {"F", "A"} and len(drawn) == 2 * 2 * 32 * 33 / 2
-    assert context.extras == {"seq_len": 512, "cell": 16, "distance": 64, "document": 0}
+    assert {"seq_len": 512, "cell": 16, "distance": 64, "document": 0}.items() <= context.extras.items()
 
 
 def test_attention_of_the_model_itself(tiny_fox, in_memory, bind, corpus, context):
