@@ -18,6 +18,8 @@ On the diagonal no weight exceeds 1 and the sum is between 1 and 1 + keys; an in
 
 # ruff: noqa: RUF005 -- Gluon, which compiles this, does not support unpacking in lists
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -28,13 +30,52 @@ from ...attention_shared.launch import launch, multiprocessors
 from ..portable.prepare import LOG2E, Prepared
 from ..visibility import TILE
 from .copies import HEADS_AT_ONCE, get, place, put, rows_descriptor, tile_descriptor
-from .forward_steps import TURNS_AT, lane_sums, walk_before_diagonal, walk_diagonal
+from .forward_steps import TURNS_AT, Memory, lane_sums, walk_before_diagonal, walk_diagonal
 
 BLOCK_M = 64
 BLOCK_N = 128
 STAGES = {64: 3, 128: 2}
 Q_STAGES = gl.constexpr(2)
 _TILE = gl.constexpr(TILE)
+
+
+class Problem(NamedTuple):
+    """Addresses and sizes."""
+
+    o_ptr: Any
+    lse_ptr: Any
+    redo_ptr: Any
+    local_ptr: Any
+    base_ptr: Any
+    first_key_ptr: Any
+    scale2: Any
+    Q: Any
+    T: Any
+    H: Any
+    num_tiles: Any
+    query_tiles: Any
+
+
+class Descriptors(NamedTuple):
+    """Of the tensors that are copied."""
+
+    q: Any
+    k: Any
+    v: Any
+    local: Any
+
+
+class Queue(NamedTuple):
+    """Counter of the tiles that programs have taken, and what a tile's coordinates are computed from."""
+
+    taken_ptr: Any
+    start_ptr: Any
+    first_key_ptr: Any
+    Q: Any
+    T: Any
+    H: Any
+    query_tiles: Any
+    tiles: Any
 
 
 @gluon.jit
@@ -44,111 +85,111 @@ def _trusted(before, lse, spoiled, keys_before):
 
 
 @gluon.jit
-def _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles):
+def _tile(number, queue):
     """Return (batch * H + head, first query, first key, first key that all rows see) of a tile, or of the last tile."""
-    place_in_order, row = place(gl.minimum(number, tiles - 1), query_tiles, tiles // query_tiles, HEADS_AT_ONCE)
+    Q, query_tiles = queue.Q, queue.query_tiles
+    at = gl.minimum(number, queue.tiles - 1)
+    place_in_order, row = place(at, query_tiles, queue.tiles // query_tiles, HEADS_AT_ONCE)
     tile = query_tiles - 1 - place_in_order  # late query tiles have the most keys: start them first
     m = tile * _TILE
-    start = gl.load(start_ptr + (row.to(gl.int64) * query_tiles + tile)) * _TILE
-    common = gl.load(first_key_ptr + (row.to(gl.int64) * Q + gl.minimum(m + _TILE, Q) - 1))
+    start = gl.load(queue.start_ptr + (row.to(gl.int64) * query_tiles + tile)) * _TILE
+    common = gl.load(queue.first_key_ptr + (row.to(gl.int64) * Q + gl.minimum(m + _TILE, Q) - 1))
     return row, m, start, common
 
 
 @gluon.jit
-def _produce(given, HEADS_PER_KEY: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
+def _produce(
+    sources, memory, queue, HEADS_PER_KEY: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr
+):
     """Publish each tile's coordinates and copy its query blocks, then K with the keys' decay, and V, as stages become free."""
-    (
-        q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem, tile_smem,
-        q_full, q_empty, k_full, k_empty, v_full, v_empty, taken_ptr, start_ptr, first_key_ptr, Q, T, H, query_tiles, tiles,
-    ) = given  # fmt: skip
+    Q, T, H, tiles = queue.Q, queue.T, queue.H, queue.tiles
     number = gl.program_id(0)
-    row, m, start, common = _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles)
+    row, m, start, common = _tile(number, queue)
     count = 0
     step = 0
     while number < tiles:
         slot = count % Q_STAGES
-        mbarrier.wait(q_empty.index(slot), (count // Q_STAGES + 1) & 1)
-        put(tile_smem.index(slot * 6), row)
-        put(tile_smem.index(slot * 6 + 1), m)
-        put(tile_smem.index(slot * 6 + 2), start)
-        put(tile_smem.index(slot * 6 + 3), common)
+        mbarrier.wait(memory.q_empty.index(slot), (count // Q_STAGES + 1) & 1)
+        put(memory.tile.index(slot * 6), row)
+        put(memory.tile.index(slot * 6 + 1), m)
+        put(memory.tile.index(slot * 6 + 2), start)
+        put(memory.tile.index(slot * 6 + 3), common)
         for group in gl.static_range(2):
-            put(tile_smem.index(slot * 6 + 4 + group), slot * 2 + group)
-        mbarrier.arrive(q_full.index(slot), count=1)
-        mbarrier.expect(q_full.index(slot), 2 * q_desc.block_type.nbytes)
+            put(memory.tile.index(slot * 6 + 4 + group), slot * 2 + group)
+        mbarrier.arrive(memory.q_full.index(slot), count=1)
+        mbarrier.expect(memory.q_full.index(slot), 2 * sources.q.block_type.nbytes)
         batch, head = row // H, row % H
         key_head = head // HEADS_PER_KEY
         for group in gl.static_range(2):
             tma.async_copy_global_to_shared(
-                q_desc, [batch, m + group * BLOCK_M, head, 0], q_full.index(slot), q_smem.index(slot * 2 + group)
+                sources.q, [batch, m + group * BLOCK_M, head, 0], memory.q_full.index(slot), memory.q.index(slot * 2 + group)
             )
         first, stop, local_row = start, gl.minimum(m + _TILE, Q) + (T - Q), row
         for n in range(first, stop, BLOCK_N):
             stage = step % STAGES
             parity = (step // STAGES + 1) & 1
-            mbarrier.wait(k_empty.index(stage), parity)
-            mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes + local_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(k_desc, [batch, n, key_head, 0], k_full.index(stage), k_smem.index(stage))
-            tma.async_copy_global_to_shared(local_desc, [local_row, n], k_full.index(stage), local_smem.index(stage))
-            mbarrier.wait(v_empty.index(stage), parity)
-            mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(v_desc, [batch, n, key_head, 0], v_full.index(stage), v_smem.index(stage))
+            mbarrier.wait(memory.k_empty.index(stage), parity)
+            mbarrier.expect(memory.k_full.index(stage), sources.k.block_type.nbytes + sources.local.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                sources.k, [batch, n, key_head, 0], memory.k_full.index(stage), memory.k.index(stage)
+            )
+            tma.async_copy_global_to_shared(
+                sources.local, [local_row, n], memory.k_full.index(stage), memory.local.index(stage)
+            )
+            mbarrier.wait(memory.v_empty.index(stage), parity)
+            mbarrier.expect(memory.v_full.index(stage), sources.v.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                sources.v, [batch, n, key_head, 0], memory.v_full.index(stage), memory.v.index(stage)
+            )
             step += 1
             if n == first:  # take the next tile while these copies are in flight
-                taken = gl.atomic_add(taken_ptr, 1, sem="relaxed")
-                gl.store(taken_ptr, 0, mask=taken == tiles - 1)  # the last increment: all programs have their tiles
+                taken = gl.atomic_add(queue.taken_ptr, 1, sem="relaxed")
+                gl.store(queue.taken_ptr, 0, mask=taken == tiles - 1)  # the last increment: all programs have their tiles
                 number = taken + gl.num_programs(0)
-                row, m, start, common = _tile(number, start_ptr, first_key_ptr, Q, T, query_tiles, tiles)
+                row, m, start, common = _tile(number, queue)
         count += 1
     slot = count % Q_STAGES
-    mbarrier.wait(q_empty.index(slot), (count // Q_STAGES + 1) & 1)
-    put(tile_smem.index(slot * 6), -1)
-    mbarrier.arrive(q_full.index(slot), count=2)
+    mbarrier.wait(memory.q_empty.index(slot), (count // Q_STAGES + 1) & 1)
+    put(memory.tile.index(slot * 6), -1)
+    mbarrier.arrive(memory.q_full.index(slot), count=2)
 
 
 @gluon.jit
 def _consume(
-    given, GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    SHORT: gl.constexpr,
+    memory, turns, problem, GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, SHORT: gl.constexpr,
 ):  # fmt: skip
     """Compute one warpgroup's 64 queries of each tile."""
-    (
-        q_smem, k_smem, v_smem, local_smem, tile_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
-        o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, scale2, Q, T, H, num_tiles, query_tiles,
-    ) = given  # fmt: skip
     step = 0
     turn = 0
     count = 0
-    mbarrier.wait(q_full.index(0), 0)
-    batch_head = get(tile_smem.index(0), 4)
+    mbarrier.wait(memory.q_full.index(0), 0)
+    batch_head = get(memory.tile.index(0), 4)
     while batch_head >= 0:
         slot = count % Q_STAGES
         step, turn = _rows(
-            q_smem, tile_smem.index(slot * 6 + 4 + GROUP), k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns,
-            q_empty.index(slot),
-            o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, batch_head, get(tile_smem.index(slot * 6 + 1), 4),
-            get(tile_smem.index(slot * 6 + 2), 4), get(tile_smem.index(slot * 6 + 3), 4), step, turn,
-            scale2, Q, T, H, num_tiles, query_tiles, GROUP, BLOCK_M, BLOCK_N, D, STAGES, SHORT,
+            memory, turns, problem, memory.tile.index(slot * 6 + 4 + GROUP), memory.q_empty.index(slot),
+            batch_head, get(memory.tile.index(slot * 6 + 1), 4), get(memory.tile.index(slot * 6 + 2), 4),
+            get(memory.tile.index(slot * 6 + 3), 4), step, turn, GROUP, BLOCK_M, BLOCK_N, D, STAGES, SHORT,
         )  # fmt: skip
         count += 1
         slot = count % Q_STAGES
-        mbarrier.wait(q_full.index(slot), count // Q_STAGES & 1)
-        batch_head = get(tile_smem.index(slot * 6), 4)
+        mbarrier.wait(memory.q_full.index(slot), count // Q_STAGES & 1)
+        batch_head = get(memory.tile.index(slot * 6), 4)
 
 
 @gluon.jit
 def _rows(
-    q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns, q_empty,
-    o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, batch_head, m, start, common, step, turn,
-    scale2, Q, T, H, num_tiles, query_tiles,
+    memory, turns, problem, q_at, q_empty, batch_head, m, start, common, step, turn,
     GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     SHORT: gl.constexpr,
 ):  # fmt: skip
     """Compute 64 queries of a tile."""
+    Q, T, H = problem.Q, problem.T, problem.H
     row = batch_head.to(gl.int64)
     batch, head = batch_head // H, batch_head % H
-    local_ptr += row * num_tiles * _TILE
-    base_ptr += row * (num_tiles + 1)
+    local_ptr = problem.local_ptr + row * problem.num_tiles * _TILE
+    base_ptr = problem.base_ptr + row * (problem.num_tiles + 1)
     query = m + (T - Q)
     ref = gl.load(base_ptr + query // _TILE) + gl.load(local_ptr + query)
     diagonal = gl.maximum(query // BLOCK_N * BLOCK_N, start)
@@ -162,21 +203,20 @@ def _rows(
     rows_M = m + gl.arange(0, BLOCK_M, layout=row_layout)
     position_M = rows_M + (T - Q)
     inside_M = rows_M < Q
-    first_M = gl.load(first_key_ptr + row * Q + rows_M, mask=inside_M, other=T)
+    first_M = gl.load(problem.first_key_ptr + row * Q + rows_M, mask=inside_M, other=T)
     row_M = (gl.load(base_ptr + position_M // _TILE, mask=inside_M, other=0.0) - ref).to(gl.float32)
     row_M += gl.load(local_ptr + position_M, mask=inside_M, other=0.0)
     acc_MD = gl.zeros((BLOCK_M, D), gl.float32, layout=acc_layout)
     before_M8 = lane_sums(gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout=s_layout))
     for part in gl.static_range(2):
         acc_MD, before_M8, step, turn = walk_before_diagonal(
-            acc_MD, before_M8, step, turn, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, turns,
-            base_ptr, ref, first_M, scale2, start if part == 0 else uneven, uneven if part == 0 else diagonal, GROUP,
-            BLOCK_N, D, STAGES, part == 0,
+            acc_MD, before_M8, step, turn, memory, turns, q_at, base_ptr, ref, first_M, problem.scale2,
+            start if part == 0 else uneven, uneven if part == 0 else diagonal, GROUP, BLOCK_N, D, STAGES, part == 0,
         )  # fmt: skip
     before_M = gl.convert_layout(gl.sum(before_M8, 1), row_layout)
     acc_MD, total_M, top_M, step = walk_diagonal(
-        acc_MD, before_M, step, q_smem, q_at, k_smem, v_smem, local_smem, k_full, k_empty, v_full, v_empty, base_ptr,
-        ref, row_M, position_M, first_M, scale2, diagonal, stop, (diagonal == query) & (common <= query),
+        acc_MD, before_M, step, memory, q_at, base_ptr, ref, row_M, position_M, first_M, problem.scale2,
+        diagonal, stop, (diagonal == query) & (common <= query),
         BLOCK_N, D, STAGES, BLOCK_M * (GROUP + 1) if SHORT else 0,
     )  # fmt: skip
     mbarrier.arrive(q_empty, count=1)
@@ -185,15 +225,15 @@ def _rows(
     lse_M = top_M + gl.log2(total_M) - row_M
     spoiled_M = gl.convert_layout(gl.sum(acc_MD * 0.0, 1), row_layout)
     trusted_M = _trusted(before_M, lse_M, spoiled_M, diagonal - start) | empty_M | (rows_M >= Q)
-    gl.store(redo_ptr + (row * query_tiles * 2 + m // BLOCK_M), gl.max(gl.where(trusted_M, 0, 1), 0))
-    gl.store(lse_ptr + row * Q + rows_M, gl.where(empty_M, float("inf"), lse_M), mask=inside_M)
+    gl.store(problem.redo_ptr + (row * problem.query_tiles * 2 + m // BLOCK_M), gl.max(gl.where(trusted_M, 0, 1), 0))
+    gl.store(problem.lse_ptr + row * Q + rows_M, gl.where(empty_M, float("inf"), lse_M), mask=inside_M)
     share_M = gl.convert_layout(gl.where(empty_M, 0.0, 1.0 / total_M), gl.SliceLayout(1, acc_layout))
     store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    o_MD = gl.convert_layout((acc_MD * share_M[:, None]).to(q_smem.dtype), store_layout)
+    o_MD = gl.convert_layout((acc_MD * share_M[:, None]).to(memory.q.dtype), store_layout)
     out_M = m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, store_layout))
     d = gl.arange(0, D, layout=gl.SliceLayout(0, store_layout))
     out = ((batch.to(gl.int64) * Q + out_M) * H + head)[:, None] * D + d[None, :]
-    gl.store(o_ptr + out, o_MD, mask=(out_M < Q)[:, None])
+    gl.store(problem.o_ptr + out, o_MD, mask=(out_M < Q)[:, None])
     return step, turn
 
 
@@ -228,19 +268,17 @@ def _forward_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_empty.index(stage), count=2)
-    rows = (
-        q_smem, k_smem, v_smem, local_smem, tile_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
-        o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, scale2, Q, T, H, num_tiles, query_tiles,
+    memory = Memory(q_smem, k_smem, v_smem, local_smem, tile_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    problem = Problem(
+        o_ptr, lse_ptr, redo_ptr, local_ptr, base_ptr, first_key_ptr, scale2, Q, T, H, num_tiles, query_tiles
     )  # fmt: skip
-    copies = (
-        q_desc, k_desc, v_desc, local_desc, q_smem, k_smem, v_smem, local_smem, tile_smem,
-        q_full, q_empty, k_full, k_empty, v_full, v_empty, taken_ptr, start_ptr, first_key_ptr, Q, T, H, query_tiles, tiles,
-    )  # fmt: skip
+    sources = Descriptors(q_desc, k_desc, v_desc, local_desc)
+    queue = Queue(taken_ptr, start_ptr, first_key_ptr, Q, T, H, query_tiles, tiles)
     gl.warp_specialize(
         [
-            (_consume, (rows, 0, BLOCK_M, BLOCK_N, D, STAGES, SHORT)),
-            (_consume, (rows, 1, BLOCK_M, BLOCK_N, D, STAGES, SHORT)),
-            (_produce, (copies, HEADS_PER_KEY, BLOCK_M, BLOCK_N, STAGES)),
+            (_consume, (memory, turns, problem, 0, BLOCK_M, BLOCK_N, D, STAGES, SHORT)),
+            (_consume, (memory, turns, problem, 1, BLOCK_M, BLOCK_N, D, STAGES, SHORT)),
+            (_produce, (sources, memory, queue, HEADS_PER_KEY, BLOCK_M, BLOCK_N, STAGES)),
         ],
         [4, 1],
         [240, 24],
