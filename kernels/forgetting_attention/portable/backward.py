@@ -17,7 +17,7 @@ from torch import Tensor
 from ...attention_shared.launch import ceil_div, launch
 from ...attention_shared.tiles import Tiles
 from ..visibility import TILE
-from .forward import tile_logits
+from .forward import query_block, tile_logits
 from .prepare import LOG2E, Prepared
 
 _TILE = tl.constexpr(TILE)
@@ -187,32 +187,19 @@ def dq_kernel(
     key_head = head // GROUP
     local_ptr += row * num_tiles * _TILE
     base_ptr += row * (num_tiles + 1)
-    rows_M = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offset = T - Q
-    position_M = rows_M + offset
-    query = m * BLOCK_M + offset
+    rows_M, position_M, first_M, ref, cum_M, start, uneven, diagonal, end = query_block(
+        m, row, local_ptr, base_ptr, first_key_ptr, start_ptr, Q, T, query_tiles, BLOCK_M, BLOCK_N, EXACT
+    )
     inside_M = rows_M < Q
-    first_M = tl.load(first_key_ptr + row * Q + rows_M, mask=inside_M, other=T)
-    last_row = tl.minimum(m * BLOCK_M + BLOCK_M, Q) - 1
-    tile_query = m * BLOCK_M // _TILE * _TILE + offset
-    ref = tl.load(base_ptr + tile_query // _TILE) + tl.load(local_ptr + tile_query)
-    cum_M = tl.zeros((BLOCK_M,), tl.float64)
-    if EXACT:
-        cum_M = tl.load(base_ptr + position_M // _TILE, mask=inside_M, other=0.0)
-        cum_M += tl.load(local_ptr + position_M, mask=inside_M, other=0.0)
     lse_M = tl.load(lse_ptr + row * Q + rows_M, mask=inside_M, other=float("inf"))
     delta_M = tl.load(delta_ptr + row * Q + rows_M, mask=inside_M, other=0.0)
-    start = tl.load(start_ptr + row * query_tiles + m * BLOCK_M // _TILE) * _TILE
-    diagonal = tl.maximum(query // BLOCK_N * BLOCK_N, start)
-    uneven = tl.load(first_key_ptr + row * Q + last_row)
-    uneven = tl.minimum(tl.maximum((uneven + BLOCK_N - 1) // BLOCK_N * BLOCK_N, start), diagonal)
     q_MD = q_desc.load([batch, m * BLOCK_M, head, 0]).reshape(BLOCK_M, D)
     do_MD = do_desc.load([batch, m * BLOCK_M, head, 0]).reshape(BLOCK_M, D)
     dq_MD = tl.zeros((BLOCK_M, D), tl.float32)
     sum_M = tl.zeros((BLOCK_M,), tl.float32)
     for part in tl.static_range(3):
         first = start if part == 0 else (uneven if part == 1 else diagonal)
-        last = uneven if part == 0 else (diagonal if part == 1 else last_row + offset + 1)
+        last = uneven if part == 0 else (diagonal if part == 1 else end)
         dq_MD, sum_M = _walk_keys(
             dq_MD, sum_M, q_MD, do_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, lse_M,
             delta_M, ref, cum_M, first, last, scale2, T, BLOCK_M, BLOCK_N, D, part != 1, EXACT, PRECISION,

@@ -39,6 +39,32 @@ def tile_logits(
 
 
 @triton.jit
+def query_block(
+    m, row, local_ptr, base_ptr, first_key_ptr, start_ptr, Q, T, query_tiles,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Return a block's rows, their positions and first keys, the reference and (EXACT) their own `c`, and where its keys
+    begin: after a skipped prefix those that some rows see, then those that all rows see, then the diagonal up to the end."""
+    rows_M = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offset = T - Q
+    position_M = rows_M + offset
+    query = m * BLOCK_M + offset
+    first_M = tl.load(first_key_ptr + row * Q + rows_M, mask=rows_M < Q, other=T)
+    last_row = tl.minimum(m * BLOCK_M + BLOCK_M, Q) - 1
+    tile_query = m * BLOCK_M // _TILE * _TILE + offset
+    ref = tl.load(base_ptr + tile_query // _TILE) + tl.load(local_ptr + tile_query)
+    cum_M = tl.zeros((BLOCK_M,), tl.float64)
+    if EXACT:
+        cum_M = tl.load(base_ptr + position_M // _TILE, mask=rows_M < Q, other=0.0)
+        cum_M += tl.load(local_ptr + position_M, mask=rows_M < Q, other=0.0)
+    start = tl.load(start_ptr + row * query_tiles + m * BLOCK_M // _TILE) * _TILE
+    diagonal = tl.maximum(query // BLOCK_N * BLOCK_N, start)
+    uneven = tl.load(first_key_ptr + row * Q + last_row)
+    uneven = tl.minimum(tl.maximum((uneven + BLOCK_N - 1) // BLOCK_N * BLOCK_N, start), diagonal)
+    return rows_M, position_M, first_M, ref, cum_M, start, uneven, diagonal, last_row + offset + 1
+
+
+@triton.jit
 def _walk(
     acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
     start, stop, scale2, T, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
@@ -108,32 +134,16 @@ def _forward_block(
     local_ptr += row * num_tiles * _TILE
     base_ptr += row * (num_tiles + 1)
 
-    rows_M = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offset = T - Q
-    position_M = rows_M + offset
-    query = m * BLOCK_M + offset
-    first_M = tl.load(first_key_ptr + row * Q + rows_M, mask=rows_M < Q, other=T)
-    last_row = tl.minimum(m * BLOCK_M + BLOCK_M, Q) - 1
-    tile_query = m * BLOCK_M // _TILE * _TILE + offset
-    ref = tl.load(base_ptr + tile_query // _TILE) + tl.load(local_ptr + tile_query)
-    cum_M = tl.zeros((BLOCK_M,), tl.float64)
-    if EXACT:
-        cum_M = tl.load(base_ptr + position_M // _TILE, mask=rows_M < Q, other=0.0)
-        cum_M += tl.load(local_ptr + position_M, mask=rows_M < Q, other=0.0)
-
-    # Keys: a skipped prefix, then keys that only some rows see, then keys that all rows see, then the diagonal.
-    start = tl.load(start_ptr + row * query_tiles + m * BLOCK_M // _TILE) * _TILE
-    diagonal = tl.maximum(query // BLOCK_N * BLOCK_N, start)
-    uneven = tl.load(first_key_ptr + row * Q + last_row)
-    uneven = tl.minimum(tl.maximum((uneven + BLOCK_N - 1) // BLOCK_N * BLOCK_N, start), diagonal)
-
+    rows_M, position_M, first_M, ref, cum_M, start, uneven, diagonal, end = query_block(
+        m, row, local_ptr, base_ptr, first_key_ptr, start_ptr, Q, T, query_tiles, BLOCK_M, BLOCK_N, EXACT
+    )
     q_MD = q_desc.load([batch, m * BLOCK_M, head, 0]).reshape(BLOCK_M, D)
     acc_MD = tl.zeros((BLOCK_M, D), tl.float32)
     total_M = tl.zeros((BLOCK_M,), tl.float32)
     top_M = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     for part in tl.static_range(3):
         first = start if part == 0 else (uneven if part == 1 else diagonal)
-        stop = uneven if part == 0 else (diagonal if part == 1 else last_row + offset + 1)
+        stop = uneven if part == 0 else (diagonal if part == 1 else end)
         acc_MD, total_M, top_M = _walk(
             acc_MD, total_M, top_M, q_MD, k_desc, v_desc, local_ptr, base_ptr, batch, key_head, position_M, first_M, ref, cum_M,
             first, stop, scale2, T, BLOCK_M, BLOCK_N, D, part != 1, EXACT, PRECISION,
