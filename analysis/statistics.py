@@ -17,7 +17,7 @@ Everything that is judged is a contrast: a sum of coefficients times means of mo
 * Intervals and tests use Student's t with Satterthwaite's degrees of freedom. A claim requires all of its inequalities
   (analysis/verdict.py); the claims of one artefact are one family (Holm): 5% for any wrong verdict among them.
 
-`python -m tests.analysis.simulate` prints how often verdicts are wrong when the truth is known, with and without this rule.
+`tests/analysis/test_statistics.py` simulates how often verdicts are wrong when the truth is known.
 """
 
 import math

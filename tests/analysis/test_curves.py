@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.curves import by_model, compare, loss_curves, perplexity, smooth, smoothing_window
+from analysis.curves import loss_curves, perplexity, smooth
 from tests import synthetic
 
 
@@ -17,24 +17,10 @@ def test_smoothing_is_the_mean_of_a_window_cut_at_the_ends(values, window):
         assert np.mean(values[first - 1 : last]) == pytest.approx(expected[position - 1])
 
 
-def test_what_is_not_finite_stays_where_it_is():
-    values = np.ones(30)
-    values[10] = np.nan
-    assert np.flatnonzero(np.isnan(smooth(values, 5))).tolist() == [8, 9, 10, 11, 12]
-    with pytest.raises(ValueError, match="odd"):
-        smooth(values, 4)
-
-
 def test_perplexity_is_that_of_the_running_mean():
     losses = np.array([2.0, 4.0, 0.0])
     np.testing.assert_allclose(perplexity(losses), np.exp([2, 3, 2]))
     np.testing.assert_allclose(perplexity(np.stack([losses, losses]))[1], np.exp([2, 3, 2]))
-
-
-@pytest.mark.parametrize(("train_len", "narrow", "wide"), [(16_384, 101, 1001), (4_096, 101, 251), (256, 33, 15), (64, 9, 3)])
-def test_windows_are_the_papers_and_in_proportion_below(train_len, narrow, wide):
-    assert smoothing_window(train_len) == narrow
-    assert smoothing_window(train_len, of_paper=1001) == wide
 
 
 def curves_of(tmp_path, losses_by_seed, bands_by_seed=None):
@@ -55,26 +41,6 @@ def test_seeds_of_a_label_make_one_curve(tmp_path):
     assert (curve.seeds, curve.train_len, curve.num_documents, curve.length) == ((0, 1), 32, 5, 128)
 
 
-def test_the_noise_of_whole_bands_is_that_of_the_documents_means(tmp_path):
-    rng = np.random.default_rng(1)
-    bands = rng.random((1, 7, 16))
-    (curve,) = loss_curves(curves_of(tmp_path, rng.random((1, 128)), bands))
-    term = curve.term(1.0, 9, 32)  # bands 1, 2 and 3
-    means = bands[0, :, 1:4].mean(axis=1)
-    np.testing.assert_allclose(term.influence, means - means.mean())
-    assert term.seeds == pytest.approx(curve.losses_SN[:, 8:32].mean())
-
-
-def test_less_than_a_band_is_compared_over_the_bands_that_it_lies_in(tmp_path):
-    rng = np.random.default_rng(2)
-    bands = rng.random((1, 7, 16))
-    (curve,) = loss_curves(curves_of(tmp_path, rng.random((1, 128)), bands))
-    assert [curve.whole(*place) for place in ((1, 3), (7, 10), (9, 16), (3, 20))] == [(1, 8), (1, 16), (9, 16), (3, 20)]
-    assert compare((1.0, curve, 2, 3)) == compare((1.0, curve, 1, 8))
-    (alone,) = loss_curves(curves_of(tmp_path / "without documents", rng.random((1, 128))))
-    assert alone.whole(2, 3) == (2, 3)
-
-
 def test_gaps_and_seeds_that_differ_are_errors(tmp_path):
     losses = np.random.default_rng(0).random((2, 64))
     with pytest.raises(ValueError, match="different lengths or documents"):
@@ -87,18 +53,3 @@ def test_gaps_and_seeds_that_differ_are_errors(tmp_path):
         store.add("fig", "fox_pro", [("per_token_loss", rows[~gone])])
         with pytest.raises(ValueError, match="gaps"):
             loss_curves(store.study("fig"))
-
-
-def test_models_of_one_figure_need_one_length(tmp_path):
-    store = synthetic.Store(tmp_path)
-    for model, length in (("fox_pro", 64), ("mamba2", 32)):
-        store.add("fig", model, [("per_token_loss", synthetic.loss_rows(np.ones(length)))])
-    with pytest.raises(ValueError, match="several lengths"):
-        by_model(store.study("fig"))
-
-
-def test_a_curve_without_documents_has_no_noise(tmp_path):
-    (curve,) = loss_curves(curves_of(tmp_path, [np.full(64, 2.0)]))
-    estimate = compare((1.0, curve, 1, 64))
-    assert estimate.effect == 2.0
-    assert estimate.error is None

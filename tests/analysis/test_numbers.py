@@ -16,19 +16,15 @@ from analysis.curves import (
     LossCurve,
     compare,
     compare_contexts,
-    context_losses,
     difference,
-    first_plotted,
     sum_contexts,
 )
 from analysis.names import LineStyle
-from analysis.needles import Needles, places
+from analysis.needles import Needles
 from analysis.pruning import _skipped
 from analysis.seeds import Repeated
 from analysis.style import plt
 from analysis.training_curves import trainings
-from experiments.beyond.last_words import Words
-from experiments.beyond.last_words import compare as in_words
 from tests import synthetic
 
 OF = dict(label="a", axes={}, model="a", scale="tiny")
@@ -178,12 +174,6 @@ def test_choices_are_shares_and_scores_are_not():
     assert scores.mean_of(rows).counted == 0 and scores.difference(rows, rows.assign(label="b")).interval == (0.0, 0.0)
 
 
-def test_labels_of_needles_are_in_the_order_of_their_models():
-    models = ["unknown", "mamba2", "fox_pro", "transformer_pro", "mamba2", "transformer_pro"]
-    found = needles("needle", {"value": [1.0] * 6, "label": list("dcbaea"), "model": models})
-    assert found.labels == ["b", "a", "c", "e", "d"]
-
-
 def test_the_same_cells_of_repeated_needles():
     """Those of the length that is asked for, each cell as much as another."""
     rows = pd.DataFrame({"mode": "easy", "length": [100] * 4 + [200, 300], "depth": [0.0, 50, 50, 50, 0, 0],
@@ -195,24 +185,6 @@ def test_the_same_cells_of_repeated_needles():
         assert taken_of(lambda noise, own=own: made(noise)._seed_noise(own), other) == pytest.approx(found)
     there = Repeated("tiny", "a", 4, (rows[rows["length"] == 100],))
     assert taken_of(lambda noise: made(noise)._seed_noise(made().rows), there) is None
-
-
-def test_last_words_of_one_source_are_one_draw():
-    """Passages of a document go with its source, and a repeated model's mean is over all its words."""
-    taken = []
-    other = Repeated("tiny", "a", 4, (pd.DataFrame({"right": [0.0, 100, 100, 0]}), pd.DataFrame({"right": [100.0] * 4})))
-
-    def noise(functional):
-        taken.append(functional(other).tolist())
-
-    values_SI = {"right": np.array([[0.0, 100, 100, 100, 0, 0]])}
-    for sources, count, what in ((None, 6, "passages"), (np.array([4, 4, 7]), 2, "sources of the text")):
-        parts = dict(sources_D=sources, values_SI=values_SI, documents_I=np.array([0, 0, 1, 1, 2, 2]))
-        words = Words(**OF, train_len=4, noise=noise, **parts)
-        estimate = in_words("right", (1.0, words))
-        (part,) = [part for part in estimate.parts if part.what != "seeds"]
-        assert (estimate.effect, part.count, part.what) == (50.0, count, what)
-    assert taken == [[50.0, 100.0]] * 2
 
 
 def test_what_is_skipped_is_a_mean_and_what_is_dropped_the_most():
@@ -256,25 +228,6 @@ def test_a_training_is_as_fast_as_its_median_step():
         trainings(study)
 
 
-class Stored(SimpleNamespace):
-    __hash__ = object.__hash__
-
-
-def test_curves_are_in_the_order_of_their_models():
-    """Also where their rows lie in another."""
-    models = ["mine", "mamba2", "transformer_pro", "fox_pro"]
-    rows = pd.DataFrame({"step": [1], "tokens": [9], "loss": [1.0], "mfu": [0.1], "tokens_per_s": [1.0], "document": [0],
-                         "place": [0], "context": [1]})  # fmt: skip
-    groups = [[(SimpleNamespace(model=model), rows, {"spec": {"targets": 1}})] for model in models]
-    measured = lambda line, *rest: dict(OF, model=line.model, train_len=4, noise=None, sources_D=None)  # noqa: E731
-    study = Stored(by_series=lambda kind, what: groups, measured=measured)
-    assert [each.model for each in trainings(study)] == list(context_losses(study)) == models[::-1]
-
-
-def test_places_of_needles_do_not_overlap():
-    assert places(1024) == {"inside": ("up to 1k", 0, 1024), "beyond": ("beyond 1k", 1025, math.inf)}
-
-
 def test_drawn_curves():
     """Bins stand at the geometric mean of their ends; smoothed positions go from the first that is drawn to the last."""
     loss = np.arange(1.0, 257)
@@ -287,11 +240,6 @@ def test_drawn_curves():
     smoothed = panels.smoothed(replace(of, train_len=64), LineStyle("a", "b"), 9)
     assert smoothed.x.tolist() == [*range(4, 257)] and smoothed.values_SX[1, :6].tolist() == [5.5, 6, 7, 8, 9, 10]
     assert smoothed.values_SX[0, -1] == loss[-5:].mean()
-
-
-@pytest.mark.parametrize(("train_len", "first"), [(16_384, 128), (2_048, 128), (2_032, 127), (256, 16), (31, 1), (8, 1)])
-def test_the_first_position_that_is_drawn(train_len, first):
-    assert first_plotted(train_len) == first
 
 
 def test_a_cell_of_needles_is_the_mean_of_its_samples():

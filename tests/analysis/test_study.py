@@ -1,11 +1,8 @@
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from analysis.seeds import sources_of
 from analysis.study import Line, Study, read_lines, study_file, write_lines
 from tests import synthetic
 
@@ -122,52 +119,3 @@ def test_every_mode_is_drawn(tmp_path):
     study = evaluated(tmp_path, {"fox_pro": [(1.0, "a", "2025-01-01", "easy"), (2.0, "b", "2025-01-01", "standard")]})
     assert study.rows("needle")["value"].tolist() == [1.0, 2.0]
     assert study.rows("needle", mode="standard")["value"].tolist() == [2.0]
-
-
-def test_sources_are_those_of_the_evaluation_or_of_the_corpus(tmp_path):
-    (tmp_path / "sources.json").write_text('{"c": [7, 7, 8]}')
-    own, stored, none = ({"extras": {"sources": [1, 1, 2]}, "spec": {"corpus": "c"}}, {"extras": {}, "spec": {"corpus": "c"}},
-                         {"extras": {}, "spec": {"corpus": "d"}})  # fmt: skip
-    assert sources_of(tmp_path, own, 2).tolist() == [1, 1] and sources_of(tmp_path, stored, 3).tolist() == [7, 7, 8]
-    assert sources_of(tmp_path, none, 1) is sources_of(tmp_path, own, 4) is sources_of(tmp_path, own, 0) is None
-
-
-def test_changed_code_is_that_of_the_training_that_is_drawn(tmp_path):
-    """Another training of the run, of changed code, counts only where nobody wrote which training rows are of."""
-    study = store_of(tmp_path, fox_pro=1).study("fig")
-    (line,) = study.lines
-    starts = [{"date": date, "git_dirty": dirty} for date, dirty in (("a", True), ("b", False), ("c", False), ("d", True))]
-    trainings = [{"weights": name, "starts": dates, "final_loss": loss}
-                 for name, dates, loss in (("u", ["a"], 1.0), ("v", ["b", "c"], 2.0), ("w", ["c", "d"], 3.0))]  # fmt: skip
-    study.runs[line.run_id] |= {"starts": starts, "trainings": trainings, "final_loss": 9.0}
-    for weights, changed, loss in (("u", True, 1.0), ("v", False, 2.0), ("w", True, 3.0), (None, True, 9.0), ("x", True, 9.0)):
-        own = replace(line, weights=weights)
-        assert study.is_from_changed_code(own) is changed and study.final_loss(own) == loss
-
-
-@pytest.mark.parametrize(("found", "refused"), [
-    # of each line: run, weights of the line, of the rows, name and evaluation of the rows
-    ([("r", None, None, "r-aa", "needle-aa")], False), ([("r", "v", "v", "r-aa-v", "needle-aa")], False),
-    ([("r", None, "v", "r-aa", "needle-aa")], False), ([("r", "v", "w", "r-aa-v", "needle-aa")], True),
-    ([("r", None, "v", "r-aa", "needle-aa"), ("r", None, "w", "r-bb", "needle-bb")], True),
-    ([("r", None, None, "r-aa", "needle-aa"), ("r", None, None, "r-bb-v", "needle-bb")], True),
-    ([("r", "v", "v", "r-aa-v", "needle-aa"), ("s", "w", "w", "s-aa-w", "needle-aa")], False),
-    ([("r", "v", "w", "r-aa", "throughput-aa")], False),
-    ([("r", "v", "v", "r-aa-v", "needle-aa"), ("r", "v", None, "r-cc", "throughput-cc")], False),
-])  # fmt: skip
-def test_rows_of_a_run_are_of_one_training(found, refused):
-    """Known by weights, or by what their names hold of them; fresh models are of none."""
-    lines = [
-        (SimpleNamespace(run_id=run, weights=own, files=[f"tiny/rows/{way.partition('-')[0]}/{name}.parquet"]), None,
-         {"eval_id": way, "weights": of_rows})
-        for run, own, of_rows, name, way in found
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="fig at tiny mixes trainings of run r ") if refused else nullcontext():
-        Study._check_trainings(SimpleNamespace(stem="fig", scale="tiny"), lines)
-
-
-@pytest.mark.parametrize(("kinds", "trained"), [(["throughput"], False), (["throughput", "needle"], True), (["needle"], True),
-                                                (["parameters", "equal_logits"], False), ([], False)])  # fmt: skip
-def test_a_line_is_trained_where_some_rows_are_of_a_training(kinds, trained):
-    line = Line("a", {}, "a", 0, "tiny", "r", {f"tiny/rows/{kind}/r-aa.parquet": "" for kind in kinds})
-    assert line.is_trained is trained

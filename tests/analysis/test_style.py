@@ -1,8 +1,5 @@
 """Saving figures: equal rows give equal bytes, and a picture that shows the same stays."""
 
-import os
-import runpy
-
 from PIL import Image, PngImagePlugin
 
 from analysis import style
@@ -35,32 +32,6 @@ def test_a_png_that_shows_the_same_stays_however_it_is_compressed(tmp_path):
     assert drawn(tmp_path) == first
 
 
-def test_a_pdf_that_was_written_after_its_unchanged_png_stays(tmp_path):
-    drawn(tmp_path)
-    png, pdf = tmp_path / "fig.png", tmp_path / "fig.pdf"
-    first = pdf.read_bytes()
-    pdf.write_bytes(b"of this picture")
-    drawn(tmp_path)
-    assert pdf.read_bytes() == b"of this picture"
-    os.utime(png, ns=(0, pdf.stat().st_mtime_ns + 1))  # as a checkout leaves it
-    drawn(tmp_path)
-    assert pdf.read_bytes() == first
-    pdf.unlink()
-    drawn(tmp_path, top=0.9)
-    other = pdf.read_bytes()
-    drawn(tmp_path)
-    assert other != first == pdf.read_bytes()
-
-
-def test_a_users_own_settings_change_no_picture():
-    own = {"lines.linestyle": "--", "font.size": 20.0, "savefig.transparent": True}
-    with plt.rc_context(own):
-        runpy.run_path(style.__file__)
-        assert {name: plt.rcParams[name] for name in own} == {
-            "lines.linestyle": "-", "font.size": 8.0, "savefig.transparent": False,
-        }  # fmt: skip
-
-
 def test_a_table_names_what_was_trained_elsewhere_than_most(tmp_path):
     store, h100 = Store(tmp_path), {"device": "H100", "versions": {"triton": "3.6.0"}}
     study = main_losses(store, models=("fox_pro", "hgrn2"), seeds=3)
@@ -73,19 +44,3 @@ def test_a_table_names_what_was_trained_elsewhere_than_most(tmp_path):
     assert said == "H100, Triton 3.6.0, but on H200, Triton 3.6.0: HGRN2 (seed 1); on H100, Triton 3.7.1: HGRN2 (seed 2)."
     study.lines = same
     assert "Trained on" not in style.about(study)
-
-
-def test_of_a_training_that_was_repeated_with_the_same_weights_the_first_counts(tmp_path):
-    """Starts that it needed, as it was killed or moved, count, too."""
-    store, h100 = Store(tmp_path), {"device": "H100", "versions": {"triton": "3.6.0"}}
-    study = main_losses(store, models=("fox_pro", "hgrn2"), seeds=3)
-    for line in study.lines:
-        (start,) = study.runs[line.run_id]["starts"]
-        start |= {**h100, "end": {"exit_code": 0}}
-    (first,) = study.runs[study.lines[-1].run_id]["starts"]
-    study.runs[study.lines[-1].run_id]["starts"] = [first, {**first, "device": "H200"}]
-    assert "Trained on" not in style.about(study)
-    study.runs[study.lines[-1].run_id]["starts"] = [{**first, "device": "H200", "end": {"exit_code": 75}}, first]
-    assert "but on H200, Triton 3.6.0: HGRN2 (seed 2)." in style.about(study)
-    study.runs[study.lines[-1].run_id]["starts"] = [{**first, "end": None}, {**first, "device": "H200", "end": None}]
-    assert "but on H200, Triton 3.6.0: HGRN2 (seed 2)." in style.about(study)
