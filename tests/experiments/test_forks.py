@@ -80,16 +80,6 @@ def test_a_process_ends_as_a_command_does_and_says_the_same(start, variables, tm
         assert ("Traceback" in text) == ("Error" in said)
 
 
-@pytest.mark.parametrize("forked", [True, False], ids=["forked", "spawned"])
-def test_the_exit_code_tells_the_error_where_the_log_has_no_room(tmp_path, variables, forked):
-    action = "import sys\nfrom training.command_line import guarded\n"
-    action += "def lost():\n    raise OSError(28, 'No space left on device')\nsys.exit(guarded(lost))\n"
-    (tmp_path / "suite_test_full.py").write_text(action)
-    (tmp_path / "log").symlink_to("/dev/full")
-    with forks.environment(variables):
-        assert ended(forks.start("suite_test_full", [], tmp_path / "log", forked=forked)) == 2
-
-
 def test_a_process_finds_what_a_command_finds(start, variables, tmp_path):
     args = ["state", "two words", "--größe", ""]
     assert ended(start(*args)) == 0
@@ -102,24 +92,6 @@ def test_a_process_finds_what_a_command_finds(start, variables, tmp_path):
         )  # fmt: skip
     fresh = json.loads((tmp_path / "log").read_text())
     assert found == fresh and found["argv"][1:] == args and found["environment"]["COLOUR"] == "red"
-
-
-def test_a_process_is_in_the_folder_of_its_launcher_and_finds_the_modules_of_this_code(start, tmp_path, monkeypatch):
-    """Paths mean there what they mean to the launcher, and files that are called like our rooms are no modules of ours."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "analysis.py").write_text("")
-    monkeypatch.chdir(elsewhere)
-    monkeypatch.setattr(sys, "path", [str(elsewhere), *sys.path])
-    assert ended(start("import analysis.study; print(os.getcwd(), analysis.study.__file__)")) == 0
-    assert f"{elsewhere} {ROOT / 'analysis' / 'study.py'}\n" in (tmp_path / "log").read_text()
-
-
-def test_the_environment_is_as_before_afterwards(variables):
-    before = dict(os.environ)
-    with forks.environment(variables):
-        assert os.environ["COLOUR"] == "red"
-    assert dict(os.environ) == before
 
 
 def test_work_that_ends_its_fork_is_done_again_in_its_turn():

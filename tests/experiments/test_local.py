@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -17,7 +16,6 @@ from rich.console import Console
 from experiments import local, restarts
 from experiments.graph import Planned
 from experiments.local import run_tasks
-from training import hardware
 from training.command_line import Terminated
 
 CODE = """
@@ -78,20 +76,6 @@ def task(tmp_path, monkeypatch):
     return make
 
 
-class Ends:
-    """Task that ends at a time of the clock that is made up."""
-
-    def __init__(self, end: float, now: list[float], sent: list):
-        self.end, self.now, self.sent = end, now, sent
-
-    @property
-    def alive(self) -> bool:
-        return self.now[0] < self.end
-
-    def send(self, number: signal.Signals) -> None:
-        self.sent.append((number, self.now[0]))
-
-
 def order(folder: Path) -> list[str]:
     return (folder / "order").read_text().splitlines()
 
@@ -106,37 +90,6 @@ def test_tasks_wait_for_what_they_need_and_failures_leave_the_rest_alone(task, t
     lines = order(tmp_path)
     assert lines.index("end a") < lines.index("begin b")
     assert "begin after-bad" not in lines and "end c" in lines
-
-
-def test_what_the_last_start_said_is_shown(task):
-    """And not again what its log has of earlier ones."""
-    for _ in range(3):
-        shown = io.StringIO()
-        run_tasks([task("bad", "mistake")], 1, 1, "cpu", Console(file=shown, width=500))
-        assert shown.getvalue().count("error: a mistake") == 1
-
-
-def test_a_folder_whose_name_is_markup_ends_nothing(tmp_path):
-    folder, shown = tmp_path / "x[/etc] [dim]", io.StringIO()
-    folder.mkdir(parents=True)
-    tasks = [Planned("train:x", "no_such_module", (), (), (), folder)]
-    assert run_tasks(tasks, 1, 1, "cpu", Console(file=shown, width=500)) == tasks
-    assert f"failed  train x: given up after 4 starts without progress: exit code 1; log: {folder}/logs/" in shown.getvalue()
-
-
-def test_a_task_whose_folder_is_deleted_meanwhile_leaves_the_rest_alone(task, tmp_path):
-    """It fails, and takes its log with it."""
-    assert run([task("gone", "delete"), task("a"), task("b")], slots=1) == ["gone"]
-    assert order(tmp_path)[-1] == "end b"
-
-
-def test_a_task_on_the_cpu_is_held_to_one_thread_and_to_what_most_processors_have(task, tmp_path, monkeypatch):
-    for name in ("ATEN_CPU_CAPABILITY", "MKL_CBWR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    (tmp_path / "cpuinfo").write_text("flags\t\t: fma avx2 avx512f\n")
-    monkeypatch.setattr(hardware, "TOLD", tmp_path / "cpuinfo")
-    assert run([task("a", "environment")]) == [] and order(tmp_path)[0] == "begin a 1 avx2 AVX2"
 
 
 def test_a_timing_has_the_machine_for_itself(task, tmp_path):
@@ -194,12 +147,6 @@ def test_what_becomes_of_a_task(code, fruitless, action, why):
     assert decided == action and why in reason
 
 
-def test_a_system_that_does_not_say_which_cores_are_ours(monkeypatch):
-    """Such as macOS."""
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert run_tasks([], None, 1, "cpu", Console(quiet=True)) == []
-
-
 def test_more_slots_than_gpus_are_spread_over_them(task, tmp_path, monkeypatch):
     """Two tasks have a GPU each; of four each GPU gets two, and the fifth goes where one has ended."""
     monkeypatch.setattr(local, "gpus", lambda: ["3", "7"])
@@ -246,39 +193,6 @@ def test_one_process_that_fails_ends_the_others(task, tmp_path, monkeypatch):
     assert [each["code"] for each in ends] == [7] * (restarts.MAX_RESTARTS + 1)
 
 
-@pytest.mark.parametrize(("codes", "code"), [
-    ([0, 0], 0), ([None, 0], None), ([75, 75], 75), ([0, 75], 75), ([130, 130], 130), ([2, None], None), ([2, -9], 2),
-    ([-9, 2], 2), ([1, 2, None], None), ([None, None], None),
-])  # fmt: skip
-def test_the_exit_code_of_several_processes(codes, code):
-    processes = [SimpleNamespace(exitcode=each, is_alive=lambda each=each: each is None, pid=None) for each in codes]
-    assert local._Running(SimpleNamespace(), processes, []).ended_with() == code
-
-
-def test_one_process_that_leaves_alone_ends_the_others(task, monkeypatch):
-    """Such as one that gets a signal before it has met them."""
-    monkeypatch.setattr(local, "SAVE_S", 0.5)
-    began = time.monotonic()
-    assert run([task("train:a", "one-leaves")], 2, 2) == ["train:a"]
-    assert time.monotonic() - began < 30
-    ends = [each for each in restarts.read(task("train:a").journal) if each["event"] == "end"]
-    assert [each["code"] for each in ends] == [75] * (restarts.MAX_RESTARTS + 1)
-
-
-def test_processes_that_leave_together_are_given_time_to_save(monkeypatch):
-    now, killed = [0.0], []
-    processes = [SimpleNamespace(exitcode=code) for code in (75, None)]
-    running = local._Running(SimpleNamespace(), processes, [], started=0.0)
-    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(local._Running, "send", lambda self, number: killed.append(now[0]))
-    for now[0] in (0.0, local.SAVE_S):
-        assert running.ended_with() is None and not killed
-    now[0] += 0.1
-    assert running.ended_with() is None and killed == [now[0]]
-    processes[1].exitcode = -signal.SIGKILL
-    assert running.ended_with() == 75
-
-
 def test_a_training_has_gpus_of_its_own(task, tmp_path, monkeypatch):
     """Two of four, twice, whatever shares them; and never two processes on one."""
     monkeypatch.setattr(local, "gpus", lambda: ["3", "5", "7", "9"])
@@ -289,63 +203,7 @@ def test_a_training_has_gpus_of_its_own(task, tmp_path, monkeypatch):
     assert [local._apart(free) for free in (["3", "3"], ["3", "7", "3"], ["", ""], [])] == [1, 2, 2, 0]
 
 
-def test_processes_that_have_started_are_told_when_another_cannot(task, tmp_path, monkeypatch):
-    """Nothing is left behind; and a torchrun that the shell is from has no say."""
-    start, begun = local.forks.start, []
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-
-    def once(*given, **how):
-        if begun:
-            until(lambda: (tmp_path / "asleep").exists())
-            raise OSError("no more processes")
-        assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
-        begun.append(start(*given, **how))
-        return begun[0]
-
-    monkeypatch.setattr(local.forks, "start", once)
-    with pytest.raises(OSError, match="no more processes"):
-        run([task("train:s", "sleep")], 2, 2)
-    assert order(tmp_path) == ["begin train:s", "SIGTERM train:s"] and begun[0].exitcode == 75
-
-
-@pytest.mark.parametrize(("device", "slots", "said"), [
-    ("cuda", None, "--processes 3: GPUs 3, 7 are too few"), ("cuda", 1, "--processes 3: --slots 1 are too few"),
-    ("cpu", 2, "--processes 3: --slots 2 are too few for one training; give fewer processes"),
-])  # fmt: skip
-def test_a_training_that_never_had_a_place_is_refused(monkeypatch, device, slots, said):
-    monkeypatch.setattr(local, "gpus", lambda: ["3", "7"])
-    with pytest.raises(ValueError, match=said):
-        run_tasks([], slots, 3, device, Console(quiet=True))
-
-
-@pytest.mark.parametrize(("free", "running", "taken"), [
-    ("37", "", "3"), ("7337", "", "7"), ("733", "7", "3"), ("3737", "3", "7"), ("77", "33", "7"), ("37", "3377", "3"),
-])  # fmt: skip
-def test_a_task_goes_to_the_gpu_that_has_fewest(free, running, taken, task, monkeypatch):
-    monkeypatch.setattr(local, "gpus", lambda: ["3", "7"])
-    monkeypatch.setattr(local.forks, "start", lambda *given, **how: None)
-    pool = local._Pool([], 4, 1, "cuda", Console(quiet=True))
-    assert pool.free == ["3", "7", "3", "7"]
-    pool.free, pool.running = list(free), [SimpleNamespace(gpus=[gpu]) for gpu in running]
-    pool._start(task("a"))
-    assert pool.running[-1].gpus == [taken] and sorted([*pool.free, taken]) == sorted(free)
-
-
-@pytest.mark.parametrize(("needed", "killed"), [((0.0, 1.5), 1.5), ((1.5, 0.0), 1.5), ((0.0, 0.0), 0.0), ((0.0, 999.0), 3.0)])
-def test_tasks_that_save_are_waited_for_until_the_last_has_but_no_longer(monkeypatch, needed, killed):
-    now, sent = [0.0], []
-    sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
-    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    monkeypatch.setattr(local, "SAVE_S", 3.0)
-    monkeypatch.setattr(local, "POLL_S", 0.5)
-    pool = object.__new__(local._Pool)
-    pool.console = Console(quiet=True)
-    pool.running = [Ends(end, now, sent) for end in needed]
-    pool._interrupt(signal.SIGINT)
-    assert sent == [(signal.SIGINT, 0.0)] * 2 + [(signal.SIGKILL, killed)] * 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind(task, tmp_path, number):
     """However the launcher ends, its tasks are told, so that they save, and end, too."""
     code = (
@@ -363,9 +221,9 @@ def test_nothing_is_left_behind(task, tmp_path, number):
     launcher.send_signal(number)
     launcher.communicate(timeout=30)
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started))
-    expected = {signal.SIGTERM: 75, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
+    expected = {signal.SIGTERM: 75, signal.SIGKILL: -9}[number]
     assert launcher.returncode == expected
-    assert order(tmp_path) == ["begin s", "SIGINT s" if number == signal.SIGINT else "SIGTERM s"]
+    assert order(tmp_path) == ["begin s", "SIGTERM s"]
 
 
 def until(condition, seconds: float = 30) -> None:
@@ -387,18 +245,3 @@ def test_a_journal_survives_a_cut_line(tmp_path):
         cut.write('{"event": "sta')
     assert [event["job"] for event in restarts.read(file)] == ["1"]
     assert json.loads(file.read_text().splitlines()[0])["date"]
-
-
-@pytest.mark.parametrize(("visible", "found"), [("", []), ("1,3", ["1", "3"]), ("GPU-a,", ["GPU-a"])])
-def test_gpus_are_those_that_are_visible(monkeypatch, visible, found):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert local.gpus() == found
-
-
-@pytest.mark.parametrize(("alone", "running", "waiting", "room"), [
-    (False, ["x"], [False], True), (True, [], [True, True], True), (True, ["x"], [True], False),
-    (True, [], [True, False], False),
-])  # fmt: skip
-def test_a_timing_waits_for_what_runs_and_for_what_may_run_beside_others(alone, running, waiting, room):
-    tasks = SimpleNamespace(running=running, waiting=[SimpleNamespace(alone=each) for each in waiting])
-    assert local._Pool._has_room(tasks, SimpleNamespace(alone=alone)) is room

@@ -1,10 +1,6 @@
 """Figures and the report from stored rows alone; one that is broken does not cost the others."""
 
 import io
-import subprocess
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,7 +8,7 @@ from rich.console import Console
 
 from analysis.study import Study, study_file
 from experiments import graph, render
-from experiments.__main__ import Render, main
+from experiments.__main__ import main
 from experiments.artefact import artefacts
 from experiments.plan import make_plan
 from results.store import rows_file
@@ -32,22 +28,6 @@ def made(asked):
     for stem in plan.drawings:
         assert main(["draw", str(graph.draw_file(plan, stem))]) == 0
     return plan
-
-
-def test_drawing_twice_gives_the_same_bytes(made):
-    results_dir = made.request.results_dir
-    first = {path: path.read_bytes() for path in artefacts()[FIG2].draw(Study(results_dir, "tiny", FIG2))}
-    report = render.write_report("tiny", results_dir).read_bytes()
-    assert first and first == {path: path.read_bytes() for path in artefacts()[FIG2].draw(Study(results_dir, "tiny", FIG2))}
-    assert report == render.write_report("tiny", results_dir).read_bytes()
-
-
-def test_the_report_takes_all_that_an_artefact_declares(tmp_path):
-    names = ("stem", "title", "paper", "shows", "claims", "looks", "summary", "findings")
-    own = replace(artefacts()[FIG2], looks={"C1": lambda study: "why"}, findings=lambda study: ("It is so.",))
-    section = render._section(own, "tiny", tmp_path, None)
-    assert [getattr(section, name) for name in names] == [getattr(own, name) for name in names]
-    assert (section.study, section.missing, section.fault) == (None, (), "")
 
 
 def refuse(study):
@@ -97,39 +77,3 @@ def test_rows_that_are_damaged_break_their_own_figure_only(made, capsys):
     assert (results_dir / "tiny" / "verdicts.jsonl").read_bytes() == verdicts
     rows_file(results_dir, run.spec.scale, run.spec.run_id, run.eval_file(run.evals[0]).stem).write_bytes(b"")
     assert FIG2 in render.render_all(render.stored("tiny", results_dir), "tiny", results_dir, Console(file=io.StringIO()))
-
-
-HOLD = """
-import fcntl, sys, time
-with open(sys.argv[1], "a") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_rendering_waits_for_another_command_and_not_for_a_dead_one(tmp_path, monkeypatch):
-    """Else one of two would draw rows over those that the other has just drawn."""
-    rendered, said = list[str](), io.StringIO()
-    monkeypatch.setattr(render, "render_all", lambda stems, scale, *given: rendered.append(scale) or [])
-    (tmp_path / "tiny").mkdir()
-    command = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other, ThreadPoolExecutor() as pool:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
-        rendering = pool.submit(Render(results_dir=tmp_path).run, Console(file=said, width=500))
-        while not (said.getvalue() or rendering.done()):
-            time.sleep(0.05)
-        before = list(rendered)
-        other.kill()
-        assert rendering.result(timeout=60) == 0 and before == [] and rendered == ["tiny"]
-    assert said.getvalue() == f"another command is drawing into {tmp_path}; waiting for it ...\n"
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_rendering_nothing_leaves_nothing_behind(tmp_path, capsys, there):
-    folder = tmp_path / "results"
-    if there:
-        folder.mkdir()
-    assert main(["render", "--results-dir", str(folder)]) == 2
-    assert "no results to report on" in capsys.readouterr().err
-    assert [*tmp_path.rglob("*")] == [folder] * there
