@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 ON_REQUEST = {"long", "slurm"}
 LONG = (
-    "test_without_gpu.py", "test_interrupted.py", "test_loop.py", "test_committed.py", "test_figures.py", "test_models.py",
+    "test_without_gpu.py", "test_run.py", "test_loop.py", "test_committed.py", "test_models.py",
     "test_imports.py", "test_wheel.py", "test_report.py", "test_run_folder.py", "test_prepare.py", "test_tree.py",
 )  # fmt: skip
 """Files that keep a core busy for ten seconds or more, the longest first."""

@@ -4,7 +4,6 @@ import itertools
 import math
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -21,10 +20,8 @@ from analysis.curves import (
 )
 from analysis.names import LineStyle
 from analysis.needles import Needles
-from analysis.pruning import _skipped
 from analysis.seeds import Repeated
 from analysis.style import plt
-from analysis.training_curves import trainings
 from tests import synthetic
 
 OF = dict(label="a", axes={}, model="a", scale="tiny")
@@ -185,47 +182,6 @@ def test_the_same_cells_of_repeated_needles():
         assert taken_of(lambda noise, own=own: made(noise)._seed_noise(own), other) == pytest.approx(found)
     there = Repeated("tiny", "a", 4, (rows[rows["length"] == 100],))
     assert taken_of(lambda noise: made(noise)._seed_noise(made().rows), there) is None
-
-
-def test_what_is_skipped_is_a_mean_and_what_is_dropped_the_most():
-    """Over two seeds, two documents and two heads."""
-    lines = [("loss", 0, -1, -1, 3.0), ("loss", 1, -1, -1, 3.5), ("first_tile", 0, 1, 1, 5.0), ("first_tile", 0, 1, 0, 4.0)]
-    lines += [("dropped", 0, 0, -1, 1e-6), ("dropped", 0, 1, -1, 9e-6)]
-    for document, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        lines += [("tiles_pruned", document, head, -1, 0.1 * document + 0.4 * head)]
-        lines += [("keys_read", document, head, -1, 10.0 * document + 40 * head)]
-    rows = pd.DataFrame(lines, columns=["quantity", "document", "head", "position", "value"])
-    rows = rows.assign(layer=np.where(rows["head"] < 0, -1, 2))
-    factors = {"tiles_pruned": 2.0, "keys_read": 3.0, "dropped": 0.5}
-    other = rows.assign(value=rows["value"] * rows["quantity"].map(factors).fillna(1.0))
-    study = SimpleNamespace(measured=lambda line, meta, documents: dict(OF, train_len=4, noise=None))
-    meta = {"spec": {"context_len": 64, "tile": 8, "log_tolerance": -9.0}}
-    found = _skipped(study, [(None, rows, meta), (None, other, meta)])
-    assert found.share_SD == pytest.approx(np.array([[0.2, 0.3], [0.4, 0.6]])) and found.share.effect == pytest.approx(0.375)
-    assert found.by_head["tiles_pruned"].tolist() == pytest.approx([0.075, 0.675])
-    assert found.by_head["keys_read"].tolist() == pytest.approx([10.0, 90.0])
-    assert found.by_head["dropped"].tolist() == [1e-6, 9e-6] and found.mean_H.tolist() == found.by_head["tiles_pruned"].tolist()
-    assert found.losses["loss"].tolist() == [3.0, 3.5] and found.first[2, 1].tolist() == [4.0, 5.0]
-    assert (found.context, found.tile, found.log_tolerance) == (64, 8, -9.0)
-
-
-def test_a_training_is_as_fast_as_its_median_step():
-    """Two seeds of five steps, whose rows are in no order."""
-    steps = np.arange(1, 6)
-    rows = [pd.DataFrame({"step": steps, "tokens": 10 * steps, "loss": 9.0 - steps + seed, "mfu": [0.1, 0.9, 0.2, 0.3, 0.8],
-                          "tokens_per_s": [1.0, 2, 3 + seed, 100, 200]}).sample(frac=1, random_state=seed)
-            for seed in (0, 1)]  # fmt: skip
-    group = [(SimpleNamespace(label="a"), own, {}) for own in rows]
-    measured = dict(OF, train_len=4, noise=None, sources_D=None)
-    study = SimpleNamespace(by_series=lambda kind, what: [group], measured=lambda line, meta: measured)
-    (found,) = trainings(study)
-    assert found.tokens.tolist() == [10, 20, 30, 40, 50] and found.loss_SN.tolist() == [[8, 7, 6, 5, 4], [9, 8, 7, 6, 5]]
-    assert found.tokens_per_s.tolist() == [3.0, 4.0] and found.mfu.tolist() == [0.3, 0.3]
-    assert found.shown(0.5).tolist() == [2, 3, 4] and found.shown(0.41).tolist() == [2, 3, 4]
-    group[1] = (group[1][0], rows[1].assign(tokens=20 * rows[1]["step"]), {})
-    study.stem = "curves"
-    with pytest.raises(ValueError, match="curves: the seeds of a logged different steps"):
-        trainings(study)
 
 
 def test_drawn_curves():

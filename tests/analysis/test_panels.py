@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,6 @@ from analysis.names import LineStyle
 from analysis.needles import Needles
 from analysis.panels import ColourScale, Drawn
 from analysis.style import plt
-from analysis.training_curves import Training, summary
 
 RED = LineStyle("a", "#FF0000", (2.0, 1.0), "s")
 BLUE = LineStyle("b", "#0000FF")
@@ -91,20 +89,3 @@ def test_colours_of_needles():
         colours = scale("needle_recall", *values)
         assert (colours.low, colours.high) == pytest.approx(limits)
         assert np.allclose(colours.colours(-colours.low / (colours.high - colours.low))[:3], 0.97, atol=0.03), "white at 0"
-
-
-def test_the_table_of_trainings(monkeypatch):
-    """The last fiftieth of the steps, and the fastest seed; utilisation only where it is known."""
-    loss = np.stack([np.arange(200.0), np.arange(200.0) + 4])
-    loss[0, -1] = np.nan
-    of = dict(label="fox_pro", axes={}, model="fox_pro", scale="tiny", train_len=4, noise=None, tokens=np.arange(200))
-    known = Training(**of, loss_SN=loss, tokens_per_s=np.array([100.0, 300.0]), mfu=np.array([0.25, 0.5]))
-    assert known.smoothed_SN[1, -1] == 203 - 1.5 and known.shown(0.5).tolist() == list(range(100, 200))
-    few = replace(known, label="hgrn2", tokens=np.arange(20), loss_SN=loss[1:, :20])
-    found = [known, replace(known, label="mamba2", mfu=np.array([np.nan, 0.5])), few]
-    monkeypatch.setattr("analysis.training_curves.trainings", lambda study: found)
-    study = SimpleNamespace(scale="tiny", scales=["tiny"], corpora="c", lines=[], starts=lambda line: [])
-    table = summary(study)
-    assert table.rows["mamba2"][:2] == [(197 + 201.5) / 2, 300.0] and table.rows["fox_pro"][2] == 50.0
-    assert table.spreads["mamba2"][0] == pytest.approx(4.5 / math.sqrt(2))
-    assert table.rows["hgrn2"][0] == 23.0, "of few steps the last alone"

@@ -59,14 +59,3 @@ def test_numbers_are_those_of_the_rows():
     tasks = pd.DataFrame({"metric": ["acc", "acc", "word_perplexity"], "value": [50.0, 30.0, 1e5]})
     assert numbers("lm_eval", tasks, 4) == {"acc, mean of tasks (%)": 40.0}
     assert numbers("throughput", needle, 4) == {}
-
-
-def test_the_noise_of_what_is_predicted_is_its_own_or_that_of_its_family():
-    """Three seeds have their own, unless they are equal; of fewer, models of the family lend theirs."""
-    repeats = [Repeated("mini", family, 4, tuple(losses(2 + spread * seed) for seed in range(5)))
-               for family, spread in (("recurrent", 0.1), ("windowed", 0.3))]  # fmt: skip
-    name = "loss in the training context"
-    for stored, family, variance in (((1.0, 2.0), "recurrent", 0.025), ((1.0, 2.0), "windowed", 0.225),
-                                     ((1.0, 2.0, 3.0), "windowed", 1.0), ((2.0, 2.0, 2.0), "windowed", 0.225)):  # fmt: skip
-        found = predict(name, "per_token_loss", stored, tuple(repeats), "mini", family, 0)
-        assert found.noise.variance == pytest.approx(variance) and found.mean == np.mean(stored)

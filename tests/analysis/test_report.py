@@ -23,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("pictures_of_a_dot")
 def section(stem, study, **how):
     own = artefacts()[stem]
     again = f"python -m experiments run {stem} --as-given"
-    return replace(Section(stem, own.title, own.paper, own.shows, own.claims, own.looks, own.summary, study, run=again), **how)
+    return replace(
+        Section(stem, own.title, own.paper, own.shows, own.claims, own.looks, own.summary, study, run=again, why=again), **how
+    )
 
 
 def losses(folder, **how):

@@ -2,9 +2,7 @@
 
 from PIL import Image, PngImagePlugin
 
-from analysis import style
 from analysis.style import plt, save
-from tests.synthetic import Store, main_losses
 
 
 def drawn(folder, top=1.0, note="scale: tiny"):
@@ -30,17 +28,3 @@ def test_a_png_that_shows_the_same_stays_however_it_is_compressed(tmp_path):
     assert drawn(tmp_path, note="scale: mini") != first
     path.write_bytes(first[:1000])
     assert drawn(tmp_path) == first
-
-
-def test_a_table_names_what_was_trained_elsewhere_than_most(tmp_path):
-    store, h100 = Store(tmp_path), {"device": "H100", "versions": {"triton": "3.6.0"}}
-    study = main_losses(store, models=("fox_pro", "hgrn2"), seeds=3)
-    *same, other, newer = study.lines
-    places = {other.run_id: {**h100, "device": "H200"}, newer.run_id: {**h100, "versions": {"triton": "3.7.1"}}}
-    for line in study.lines:
-        (start,) = study.runs[line.run_id]["starts"]
-        start |= places.get(line.run_id, h100)
-    said = style.about(study).partition("Trained on ")[2]
-    assert said == "H100, Triton 3.6.0, but on H200, Triton 3.6.0: HGRN2 (seed 1); on H100, Triton 3.7.1: HGRN2 (seed 2)."
-    study.lines = same
-    assert "Trained on" not in style.about(study)

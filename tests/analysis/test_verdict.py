@@ -208,13 +208,6 @@ def test_on_par_is_wrongly_said_in_one_of_forty_at_the_margin():
     assert 0.015 < said / 4_000 < 0.035
 
 
-def test_a_verdict_has_as_many_seeds_as_its_poorest_comparison():
-    """Counted numbers, which have none, do not count."""
-    some = [replace(met(1.0), estimate=Estimate(1.0, 0.1, seeds=seeds)) for seeds in (3, 2, 0, 5)]
-    assert decide("Said.", some).seeds == 2 and decide("Said.", some[2:3]).seeds == 0
-    assert decide_any("Said.", [some[:1], some[3:]]).seeds == 3
-
-
 @pytest.mark.parametrize(("value", "unit", "printed"), [
     (-0.02791, "nats", "−0.0279"), (5e-5, "nats", "+0.0001"), (-4e-5, "nats", "−4e−05"), (1.234, "points", "+1.23"),
     (math.log(2), RATIO, "2.00"), (math.log(2), PERPLEXITY, "+100.0%"), (2.5, PERPLEXITY, "+1,118%"), (-0.25, SHARE, "−25.0%"),
