@@ -21,8 +21,7 @@ class Arguments:
     """Train the run in RUN_DIR to its last step, resuming from its newest undamaged checkpoint.
 
     Exit codes: 0 finished, 2 an error to fix, 130 interrupted (saved),
-    75 saved and to be restarted (SIGTERM, SIGUSR2, --max-hours),
-    76 a GPU of this node is broken."""
+    75 saved and to be restarted (SIGTERM, SIGUSR2, --max-hours)."""
 
     run_dir: tyro.conf.Positional[Path]
     """Run folder with the spec.json that `python -m experiments run` wrote. Do not edit that file: for your own settings, add a

@@ -15,7 +15,6 @@ EXIT_ERROR = 2
 EXIT_NOT_REPRODUCED = 3  # all done, but the numbers disagree with the stored ones
 EXIT_INTERRUPTED = 130
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved, to be restarted
-EXIT_BROKEN_NODE = 76  # to be restarted on another node
 
 
 class StopRequest:

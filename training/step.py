@@ -17,7 +17,7 @@ from models.graphed import capture
 from models.loss import TokenLoss
 from training.distributed import DTYPES, World, gradient_sync, spread
 from training.hardware import repeat_bits
-from training.node import look
+from training.node import check_gpus
 from training.optimizer import allocate_state, build_optimizer
 from training.spec import GRAPH_PARTS, Execution, TrainSpec, micro_batch_size
 from training.tree import in_tree, tree_sum
@@ -153,7 +153,7 @@ def build_stepper(model: nn.Module, spec: TrainSpec, execution: Execution, world
     micro_batch = micro_batch_size(spec, world.size, execution.micro_batch_tokens)
     if execution.deterministic:
         repeat_bits(execution.compiles)
-    look(world)  # starts cuBLAS, so after repeat_bits; before the model takes memory
+    check_gpus(world)  # starts cuBLAS, so after repeat_bits; before the model takes memory
     if execution.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     model.to(world.device).train()

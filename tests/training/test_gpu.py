@@ -238,5 +238,5 @@ def test_recomputation_changes_no_gradient():
 @pytest.mark.gpu
 def test_the_gpu_of_this_machine_is_sound():
     assert node.multiply(torch.device("cuda", 0))[0]
-    node.look(World(0, 1, torch.device("cuda", 0)))
+    node.check_gpus(World(0, 1, torch.device("cuda", 0)))
     assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
