@@ -77,28 +77,6 @@ def _gradients(backward, ctx, do):  # type: ignore[no-untyped-def]
 attend.register_autograd(lambda ctx, do, _: _gradients(_differentiated, ctx, do), setup_context=_save)
 
 
-class _Refusal(torch.autograd.Function):
-    """Identity on gradients that raises if they are differentiated with respect to anything that the output depends on.
-
-    PyTorch's `once_differentiable` does not raise if `do` requires no grad, like a sum's, or if only some gradients are asked
-    for."""
-
-    @staticmethod
-    def forward(ctx, o, *gradients):  # type: ignore[no-untyped-def]
-        return gradients
-
-    @staticmethod
-    def backward(ctx, *_):  # type: ignore[no-untyped-def]
-        raise RuntimeError("Forgetting attention's gradient has no gradient itself; backend 'reference' has one.")
-
-
-def _once(do, q, k, v, o, *rest):  # type: ignore[no-untyped-def]
-    """Return `_backward`'s gradients under create_graph=True."""
-    with torch.no_grad():
-        gradients = _backward(do, q, k, v, o, *rest)
-    return _Refusal.apply(o, *gradients)
-
-
 class DirectAttention(torch.autograd.Function):
     """`attend(...)[0]`, without the operator's overhead."""
 
@@ -110,4 +88,6 @@ class DirectAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do):  # type: ignore[no-untyped-def]
-        return _gradients(_once if torch.is_grad_enabled() else _backward, ctx, do)
+        if torch.is_grad_enabled():  # `once_differentiable` would not see it where the incoming gradient requires none
+            raise RuntimeError("create_graph=True: the gradient has no gradient itself; that of backend 'reference' has.")
+        return _gradients(_backward, ctx, do)
