@@ -39,13 +39,6 @@ def test_autocast_rounds_inputs_but_neither_doubles_nor_gates(name):
     assert (low - rounded).norm() < 2**-8 * rounded.norm()
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_tensors_without_storage(name):
-    found = OPERATORS[name](*inputs(torch.float32, "meta"))
-    assert found.is_meta
-    assert found.shape == OPERATORS[name](*inputs(torch.float32)).shape
-
-
 @pytest.mark.parametrize("name", ["forgetting", "stick-breaking"])
 def test_transforms_need_the_reference(name):
     x, g = inputs(torch.float32)

@@ -43,9 +43,9 @@ from tests.kernels.forgetting_attention.regimes import (
     out_of_range,
     overflow_of_a_training,
 )
-from tests.kernels.forgetting_attention.test_cached import CASES, compare_with_oracle
-from tests.kernels.forgetting_attention.test_forgetting_attention import assert_heeds_or_refuses_every_option
-from tests.kernels.forgetting_attention.test_listed import compare_lists
+from tests.kernels.forgetting_attention.test_cached import CASES as CACHED
+from tests.kernels.forgetting_attention.test_cached import compare_with_oracle
+from tests.kernels.forgetting_attention.test_forgetting_attention import CASES, assert_heeds_or_refuses_every_option
 
 quick_interpreter.prepare()
 LENGTH = 270  # three tiles, the last with a few rows
@@ -67,19 +67,13 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-@pytest.mark.parametrize("case", [
-    ("one", 1, 1, 1, 1, 1, 16, torch.float32, {}),
-    ("mixture", 1, 70, 200, 2, 1, 16, torch.float32, {"scale": 0.6}),
-    ("cuts", 1, 150, 150, 1, 1, 32, torch.float32, {"scale": 0.3}),
-    ("twenty", 1, 140, 170, 1, 1, 16, torch.float16, {}),
-    ("zero", 1, 65, 129, 1, 1, 64, torch.float16, {"scale": 0.05}),
-    ("near_zero", 1, 140, 200, 1, 1, 16, torch.float32, {"seq_start": torch.tensor([90]), "window_size": 50}),
-    ("near_zero", 1, 150, 150, 1, 1, 16, torch.float32, {"cu_seqlens": torch.tensor([0, 0, 40, 41, 41, 41, 150, 150])}),
-    ("one", 1, 300, 300, 1, 1, 16, torch.float32, {"adaptive_threshold": -0.5}),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_portable_kernels_equal_the_oracle(case: tuple[Any, ...]) -> None:
-    *sizes, options = case
-    assert_right(in_nan(attention), make_case(*sizes), **options)
+    """Each kind of gate in one dtype."""
+    gates, _, *sizes, options = case
+    options = {name: x[-1:] if name == "seq_start" else x for name, x in options.items()}
+    dtype = torch.float16 if gates in ("zero", "twenty") else torch.float32
+    assert_right(in_nan(attention), make_case(gates, 1, *sizes, dtype), **options)
 
 
 @pytest.mark.parametrize("kernels", ["hopper"], indirect=True)
@@ -279,10 +273,10 @@ def test_pruned_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_decoding_over_a_cache_equals_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """And with more chunks than are joined at once."""
-    compare_with_oracle("triton", torch.float32, 2e-6, cases=CASES[3:5])
+    compare_with_oracle("triton", torch.float32, 2e-6, cases=CACHED[3:4])
     monkeypatch.setattr(decode_sums, "LEAST_CHUNK", 64)
     monkeypatch.setattr(decode_sums, "MOST_CHUNK", 64)
-    compare_lists("triton", torch.float32, 2e-6)
+    compare_with_oracle("triton", torch.float32, 2e-6, cases=CACHED[4:5])
 
 
 def test_decoding_reads_what_is_filled_in_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:

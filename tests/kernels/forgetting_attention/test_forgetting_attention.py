@@ -34,7 +34,7 @@ HALF, WIDE = torch.bfloat16, torch.float32
 CASES: tuple[tuple[Any, ...], ...] = (  # gates, B, Q, T, H, key heads, D, options
     ("one", 2, 1, 1, 2, 1, 16, {}),
     ("mixture", 2, 63, 127, 2, 1, 16, {"scale": 0.3}),
-    ("cuts", 2, 300, 300, 2, 2, 32, {"scale": 0.6}),
+    ("cuts", 2, 300, 300, 2, 2, 32, {"scale": 0.3}),
     ("zero", 1, 65, 129, 4, 2, 64, {"scale": 0.05}),
     ("single_cliff", 1, 150, 260, 2, 1, 128, {"scale": 0.2}),
     ("twenty", 2, 140, 170, 2, 1, 16, {}),
