@@ -163,8 +163,8 @@ def drawings(before: Path) -> Iterator[str]:
 
 
 def different(one: Path, other: Path) -> list[str]:
-    """Return the names of the files with numbers that are not the same in two folders of a scale, or only in one."""
-    names = sorted({str(path.relative_to(each)) for each in (one, other) for glob in NUMBERS for path in each.glob(glob)})
+    """Return the names of the files with numbers of one folder of a scale that are not the same in another, or not there."""
+    names = sorted(str(path.relative_to(one)) for glob in NUMBERS for path in one.glob(glob))
     print(f"drawings: {len(names)} files of {one}")
     return [name for name in names if _numbers(one / name) != _numbers(other / name)]
 
