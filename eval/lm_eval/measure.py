@@ -154,10 +154,7 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
         results = results_of(spec.tasks, folder, loaded, spec, context)
     if spec.keep_scores:
         context.extras["scores"] = {
-            task: [
-                {name: sample[name] for name in sample["metrics"]}
-                for sample in sorted(samples, key=lambda each: each["doc_id"])
-            ]
+            task: [{name: sample[name] for name in sample["metrics"]} for sample in samples]
             for task, samples in results["samples"].items()
         }
     return pd.DataFrame([row for task in results["n-samples"] for row in _rows(task, results, spec)])

@@ -22,8 +22,8 @@ from models.build import load_model
 from tests.eval.oracles import VOCAB, Uniform, llama, logp, token_logps
 
 CHOICES = {  # question: choices, the first of which is right
-    "river house": ["the", "the river was quiet and small"],
     "garden": ["the river was quiet and small", "of"],
+    "river house": ["the", "the river was quiet and small"],
     "window": ["a", "winter morning in the village"],
 }
 
@@ -65,7 +65,7 @@ def tasks(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("limit", [None, 2])
 def test_scores_of_a_uniform_model(limit, codec, bind, in_memory, tasks, monkeypatch):
-    """The shortest choice wins by log-probability: right, wrong, right; acc_norm goes by log-probability per character. Paths
+    """The shortest choice wins by log-probability: wrong, right, right; acc_norm goes by log-probability per character. Paths
     in task files start at their folder."""
     monkeypatch.chdir(tasks.parent)
     source = dict(include_path=Path("tasks"))
@@ -85,7 +85,7 @@ def test_scores_of_a_uniform_model(limit, codec, bind, in_memory, tasks, monkeyp
     assert (pick["num_examples"], pick["task_version"], pick["batch_size"], pick["add_bos"]) == (count, "3.5", 2, 1)
     assert math.isnan(rows[rows["task"] == "read"].iloc[0]["stderr"])
     if spec.keep_scores:
-        assert [each["acc"] for each in context.extras["scores"]["pick"]] == [1.0, 0.0, 1.0]
+        assert [each["acc"] for each in context.extras["scores"]["pick"]] == [0.0, 1.0, 1.0]
     assert spec.summary(rows)[0].startswith(f"  pick acc: {100 * share:.2f} +- {pick['stderr']:.2f} of 100")
 
 
