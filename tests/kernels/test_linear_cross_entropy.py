@@ -46,6 +46,7 @@ def compare(dtype, device="cpu", vocab=113, hidden=24, rows=300, function=linear
         ours, eager = (run(f, *given, targets, upstream) for f in (function, plain))
         assert [x.dtype for x in ours] == [torch.float32, dtype, torch.float32]
         assert not ours[0][70] and not ours[1][70].any()
+        assert size > 1e-3 or (ours[2] != ours[2].bfloat16()).float().mean() > 0.3, "a sum in bf16 has no more digits"
         for mine, other, truth in zip(ours, eager, exact, strict=True):
             error, allowed = ((x.double() - truth).norm() / truth.norm() for x in (mine, other))
             assert error <= 2 * allowed + 1e-6, (size, error, allowed)
@@ -57,17 +58,6 @@ def test_losses_and_gradients_equal_fp64(dtype, kept, monkeypatch):
     """With no chunk of logits kept for the backward pass, two, and all."""
     monkeypatch.setattr(module, "_KEPT", kept)
     compare(dtype)
-
-
-def test_autocast_computes_logits_in_bf16_and_sums_the_weight_gradient_in_fp32():
-    h, w, targets, upstream = inputs(rows=2000)
-    exact = run(plain, h.double(), w.double(), targets, upstream)
-    with torch.autocast("cpu", torch.bfloat16):
-        ours, eager = (run(function, h, w, targets, upstream) for function in (linear_cross_entropy, plain))
-    for mine, other, truth in zip(ours, eager, exact, strict=True):
-        assert mine.dtype == torch.float32
-        assert (mine - truth).abs().max() <= 2 * (other - truth).abs().max() + 1e-3
-    assert (ours[2] != ours[2].bfloat16()).float().mean() > 0.9, "a sum in bf16 has no digits beyond bf16's"
 
 
 class LargestTensor(TorchDispatchMode):

@@ -1,13 +1,11 @@
 """The operators without this project: their folders copied beside the shared parts, and as wheels that are built offline."""
 
 import ast
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -63,7 +61,7 @@ def test_a_copy_under_another_name_equals_its_reference(tmp_path, operator):
 
 @pytest.mark.long
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_the_wheel_computes_the_same_runs_its_example_and_fits_the_kernel_hub(tmp_path, operator):
+def test_the_wheel_computes_the_same_and_runs_its_example(tmp_path, operator):
     source, site = copy(operator, tmp_path / "source"), tmp_path / "site"
     options = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet")
     run(source, "-m", "pip", "wheel", *options, "--wheel-dir", "wheels", f"./{operator}")
@@ -72,10 +70,6 @@ def test_the_wheel_computes_the_same_runs_its_example_and_fits_the_kernel_hub(tm
     compare(site, operator, operator)
     (example,) = re.findall(r"```python\n(.*?)```", (KERNELS / operator / "README.md").read_text(), re.DOTALL)
     run(site, "-c", example)
-    metadata = json.loads((site / operator / "metadata.json").read_text())
-    project = tomllib.loads((KERNELS / operator / "pyproject.toml").read_text())["project"]
-    assert (metadata["name"], metadata["license"]) == (project["name"], project["license"])
-    assert metadata["id"] == f"_{operator}_{metadata['backend']['type']}_{metadata['version']}"
 
 
 @pytest.mark.parametrize("folder", [*OPERATORS, "attention_shared"])

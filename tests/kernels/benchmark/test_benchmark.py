@@ -34,14 +34,6 @@ def test_the_newest_rows_are_shown_with_ratios_of_one_measurement():
     assert list(compared(pd.DataFrame([softmax, {**softmax, "provider": "ours", "ms_q50": 4.0}])).ratio) == [1.0, 0.5]
 
 
-def test_the_error_table_has_the_largest_of_the_newest():
-    regime = {"gpu": "some GPU", "triton": "3.6.0", "provider": "ours", "head_dim": 64, "logit": 1.0, "gates": "open"}
-    errors = dict.fromkeys(("o", "dq", "dk", "dv", "dlog_fgate"), 1e-3)
-    rows = [{**regime, **errors, "o": 9.0}, {**regime, **errors}, {**regime, **errors, "logit": 3.0, "dq": 2e-3}]
-    expected = "| some GPU | 3.6.0 | open | ours | 1.0e-03 | 2.0e-03 | 1.0e-03 | 1.0e-03 | 1.0e-03 |"
-    assert error_table(pd.DataFrame(rows)).splitlines()[-1] == expected
-
-
 def test_the_committed_rows_are_shown(tmp_path):
     draw(read("forgetting_attention"), tmp_path / "attention.png")
     assert (tmp_path / "attention.png").stat().st_size > 1000

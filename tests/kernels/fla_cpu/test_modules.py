@@ -32,8 +32,6 @@ def test_norms():
         return norm((x * F.silu(z)).unflatten(-1, (2, 8)), 1.0, 1e-2).flatten(-2) * w
 
     assert_exact(mamba, groups, [x, z, weight], 1e-6)
-    with pytest.raises(NotImplementedError, match="fused residual"):
-        modules.rms_norm(x, weight, residual=x)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a version of every layer")

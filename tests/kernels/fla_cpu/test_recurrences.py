@@ -127,10 +127,3 @@ def test_sums_are_in_fp32_in_16_bits_and_under_autocast():
 def test_keys_of_zeros_stay_zeros():
     """As padded places have them: the square root is of 1e-6 there."""
     assert torch.equal(recurrences.l2norm(torch.zeros(2, 3)), torch.zeros(2, 3))
-
-
-@pytest.mark.parametrize("option", [{"cu_seqlens": torch.tensor([0, 8])}, {"lower_bound": -5.0}])
-def test_options_that_a_cpu_lacks_are_refused(option):
-    q, k, v, g, beta, _ = inputs(8, "mild")
-    with pytest.raises(NotImplementedError):
-        recurrences.gated_delta_rule(q, k, v, g, beta, **option)

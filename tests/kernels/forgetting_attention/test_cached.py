@@ -149,7 +149,6 @@ def test_mistakes_are_named() -> None:
     for words, given, options in (
         ("2 positions", (q.expand(2, 2, 4, 16), k, k, sums), {}),
         ("torch.float64", (q, k, k, sums.float()), {}),
-        ("'auto'", (q, k, k, sums), {"adaptive_threshold": "auto"}),
         ("length is 10", (q, k, k, sums), {"length": torch.full((1,), 10, dtype=torch.int32)}),
     ):
         with pytest.raises(ValueError, match=words):
