@@ -17,17 +17,17 @@ from eval.runner.spec import EvalSpec
 from experiments.recipes import Recipe
 from experiments.scales import Scale
 
+ROOT = Path(__file__).parents[1]
 FOLDERS = {
-    "fox": "Forgetting Transformer", "acp": "Adaptive computation pruning", "stick_breaking": "Stick-breaking attention",
-    "beyond": "Beyond the papers",
+    "experiments/fox": "Forgetting Transformer", "experiments/acp": "Adaptive computation pruning",
+    "experiments/stick_breaking": "Stick-breaking attention", "beyond/figures": "Beyond the papers",
 }  # fmt: skip
-"""Folders of figures, with their titles: one per paper, and one for figures that are in no paper."""
-PAPERS = tuple(FOLDERS)[:-1]
+"""Folders of figures, with their titles: one per paper, and one, if it is there, for figures that are in no paper."""
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """A figure or table as declared by its file, experiments/PAPER/STEM.py. The file's docstring has the form `paper`: `title`,
+    """A figure or table as declared by its file, STEM.py in one of FOLDERS. The file's docstring has the form `paper`: `title`,
     and below it what the artefact `shows`.
 
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
@@ -64,7 +64,7 @@ class Artefact:
 
     def check(self, recipes: Iterable[Recipe]) -> None:
         """Raise ValueError for a line that this artefact cannot draw, or cannot tell from another."""
-        file = f"experiments/{self.folder}/{self.stem}.py"
+        file = f"{self.folder}/{self.stem}.py"
         labels: dict[Series, str] = {}
         for recipe in recipes:
             line = f"{self.stem} cannot draw its line {recipe.label!r} of {recipe.name}"
@@ -95,21 +95,19 @@ MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_ev
 def artefacts() -> dict[str, Artefact]:
     """All artefacts by stem: folder by folder, figures first, in the paper's order. Among those without a number, pictures
     without claims or findings come last, because the report puts two of them side by side."""
-    files = ((folder, path.stem) for folder in FOLDERS for path in (Path(__file__).parent / folder).glob("[!_]*.py"))
+    files = ((folder, path.stem) for folder in FOLDERS for path in (ROOT / folder).glob("[!_]*.py"))
     return {each.stem: each for each in sorted((_read(*file) for file in files), key=_order)}
 
 
 def _read(folder: str, stem: str) -> Artefact:
-    module = importlib.import_module(f"experiments.{folder}.{stem}")
+    module, file = importlib.import_module(f"{folder}.{stem}".replace("/", ".")), f"{folder}/{stem}.py"
     absent = [name for name in DECLARED if not hasattr(module, name)]
     if absent:
-        raise ValueError(f"experiments/{folder}/{stem}.py has no {', '.join(absent)}: every figure and table must declare it.")
+        raise ValueError(f"{file} has no {', '.join(absent)}: every figure and table must declare it.")
     heading, _, shows = (module.__doc__ or "").partition("\n\n")
     paper, _, title = heading.removesuffix(".").rpartition(": ")
     if not (paper and shows):
-        raise ValueError(
-            f"experiments/{folder}/{stem}.py: its docstring is not `PAPER: TITLE.`, an empty line, and what it shows."
-        )
+        raise ValueError(f"{file}: its docstring is not `PAPER: TITLE.`, an empty line, and what it shows.")
 
     def as_table(study: Study) -> list[Path]:
         return write_table(summary(study), study.folder / "tables" / study.stem)

@@ -20,7 +20,7 @@ from analysis.style import place_of
 from analysis.tables import to_markdown
 from analysis.verdict import Claim, Status, Verdict, judge, not_measured
 from experiments.acp.acp_speed import Timed, timed
-from experiments.artefact import PAPERS, artefacts
+from experiments.artefact import artefacts
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import get_scale
 from kernels.benchmark.rows import compared, drawn_place, times_here
@@ -143,7 +143,8 @@ class Facts:
     def _trained(self, scale: str) -> dict[str, Study]:
         """Studies of artefacts with trained lines, by the papers' names for them, or else by title."""
         there = [each for each in artefacts().values() if study_file(self.results_dir, scale, each.stem).is_file()]
-        studies = {each.paper if each.folder in PAPERS else each.title: self.study(each.stem, scale) for each in there}
+        names = {each.stem: each.title if each.paper.startswith("Beyond") else each.paper for each in there}
+        studies = {name: self.study(stem, scale) for stem, name in names.items()}
         return {name: study for name, study in studies.items() if any(line.is_trained for line in study.lines)}
 
     def seeds(self, scale: str = "mini") -> dict[str, list[str]]:

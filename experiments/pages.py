@@ -19,12 +19,13 @@ from analysis.statistics import LEVEL, POWER, Estimate
 from analysis.study import Study
 from analysis.style import millions, tokens, trained_elsewhere
 from analysis.verdict import Comparison, Verdict
+from beyond.figures import gate_by_tokens, gate_starts, last_words, mqar, mqar_gates, output_gates
+from beyond.figures.acp_tight import by_code
+from beyond.figures.cache_eviction import remaining
 from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, timed
-from experiments.beyond import context_use, gate_by_tokens, gate_starts, last_words, mqar, mqar_gates, output_gates
-from experiments.beyond.acp_tight import by_code
-from experiments.beyond.cache_eviction import remaining
-from experiments.beyond.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.facts import Facts
+from experiments.fox import context_use
+from experiments.fox.gate_worth import PAPERS_BUDGET, papers, worths
 from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import SCALES
 from results.atomic import write_atomic

@@ -133,7 +133,7 @@ def _name(artefact: Artefact, results_dir: Path) -> str:
     """Return the name of an artefact, linked to its file if the page is in the checkout."""
     root = os.path.relpath(ROOT, results_dir.resolve()) if results_dir.resolve().is_relative_to(ROOT) else ""
     name = f"`{artefact.stem}`"
-    return f"[{name}]({root}/experiments/{artefact.folder}/{artefact.stem}.py)" if root else name
+    return f"[{name}]({root}/{artefact.folder}/{artefact.stem}.py)" if root else name
 
 
 def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:

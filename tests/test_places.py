@@ -71,7 +71,7 @@ EVALUATION = Example(
     new="evaluation",
     names=(("NAME", "last_loss"),),
 )
-FIGURE = Example("a figure or table", new="figure", names=(("PAPER", "beyond"), ("STEM", "last_losses")))
+FIGURE = Example("a figure or table", new="figure", names=(("PAPER", "fox"), ("STEM", "last_losses")))
 SCALE = Example(
     "a scale",
     edits=(

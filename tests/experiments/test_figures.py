@@ -17,8 +17,8 @@ from analysis.paper import FILES, paper_scores
 from analysis.study import Study
 from experiments.acp.acp_tiles import grid
 from experiments.artefact import artefacts
-from experiments.beyond import context_use
 from experiments.fox import (
+    context_use,
     fig2_per_token_loss,
     fig3_forget_gates,
     fig4_needle,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.beyond import successors_lr
+from beyond.figures import successors_lr
 from experiments.fox import table_lr_grid
 from experiments.recipes import Recipe
 from experiments.scales import get_scale

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.beyond import gate_starts, mqar_gates
+from beyond.figures import gate_starts, mqar_gates
 from experiments.scales import for_ablations, get_scale
 from tests import synthetic
 

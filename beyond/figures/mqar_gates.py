@@ -12,7 +12,7 @@ from analysis.names import style_of
 from analysis.study import Study
 from analysis.style import Files
 from analysis.tables import Table
-from experiments.beyond import mqar
+from beyond.figures import mqar
 from experiments.evaluations import key_recall as evals  # noqa: F401
 from experiments.recipes import Changes, recipes
 from experiments.scales import sizes_at

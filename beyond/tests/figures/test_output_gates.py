@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.beyond import output_gates
+from beyond.figures import output_gates
 from experiments.scales import get_scale
 from tests import synthetic
 

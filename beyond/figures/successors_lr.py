@@ -11,7 +11,7 @@ from analysis.study import Study
 from analysis.style import about, millions, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import in_words, with_interval
-from experiments.beyond.successors import FOX, SUCCESSORS
+from beyond.figures.successors import FOX, SUCCESSORS
 from experiments.fox.table_lr_grid import AXES, Rates, best_of, by_rate, evals, rates_of  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import for_ablations, get_scale

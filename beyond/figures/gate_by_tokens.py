@@ -27,8 +27,8 @@ from analysis.study import Study
 from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens
 from analysis.tables import Column, Table, count_range
 from analysis.verdict import in_words, number, with_interval
-from experiments.beyond.gate_worth import BLOCKS, PAPERS_BUDGET, papers
 from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.fox.gate_worth import BLOCKS, PAPERS_BUDGET, papers
 from experiments.recipes import recipes
 from experiments.scales import MINIS, PAPERS, TINIES, sizes_at, with_shorter
 

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from experiments.beyond import last_words
+from beyond.figures import last_words
 from tests import synthetic
 from tests.synthetic import no_waiting_for_the_disk, seeds_that_do_not_differ  # noqa: F401
 

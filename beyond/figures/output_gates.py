@@ -15,7 +15,7 @@ from analysis.study import Study
 from analysis.style import about, millions, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import in_words, with_interval
-from experiments.beyond.successors import FOX
+from beyond.figures.successors import FOX
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
 from experiments.scales import Scale, get_scale, with_shorter

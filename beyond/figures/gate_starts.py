@@ -15,9 +15,9 @@ from analysis.study import Study
 from analysis.style import about, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import in_words, with_interval
+from beyond.figures import last_words
+from beyond.figures.mqar_gates import STARTS, starts_for
 from experiments import evaluations
-from experiments.beyond import last_words
-from experiments.beyond.mqar_gates import STARTS, starts_for
 from experiments.recipes import recipes
 from experiments.scales import for_ablations
 

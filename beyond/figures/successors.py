@@ -32,8 +32,9 @@ from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens
 from analysis.tables import Cell, Column, Table, over_seeds, write_table
 from analysis.training_curves import measured
 from analysis.verdict import in_words, with_interval
-from experiments.beyond import context_use, generation, last_words, mqar
+from beyond.figures import generation, last_words, mqar
 from experiments.evaluations import loss as evals  # noqa: F401
+from experiments.fox import context_use
 from experiments.recipes import recipes
 from models.spec import ModelSpec
 from results.atomic import write_atomic

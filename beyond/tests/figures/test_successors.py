@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from analysis.statistics import Estimate
-from experiments.beyond import successors
+from beyond.figures import successors
 from experiments.recipes import model_spec
 from experiments.scales import get_scale
 from models.spec import ModelSpec

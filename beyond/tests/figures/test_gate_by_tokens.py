@@ -10,9 +10,9 @@ from scipy import stats
 
 from analysis.power_law import Law, law_of
 from analysis.statistics import Estimate
+from beyond.figures import gate_by_tokens
+from beyond.figures.gate_by_tokens import BLOCKS
 from experiments.artefact import artefacts
-from experiments.beyond import gate_by_tokens
-from experiments.beyond.gate_by_tokens import BLOCKS
 from experiments.scales import SCALES, get_scale
 from tests import synthetic
 from tests.experiments.conftest import data_at
