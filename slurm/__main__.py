@@ -60,8 +60,8 @@ class Status(Asked):
         rows = status.rows(plan, found)
         uncut(console).print(status.table(rows))
         counts = Counter(state.name for state in found.values())
-        said = [f"{number} {name}" for name, number in counts.items()] or ["all is done"]
-        console.print(f"{', '.join(said)} (jobs); of {len(rows)} rows {sum(row[2].name == 'done' for row in rows)} are done")
+        jobs_said = "; jobs: " * bool(counts) + ", ".join(f"{number} {name}" for name, number in counts.items())
+        console.print(f"{sum(row[2].name == 'done' for row in rows)} of {len(rows)} done{jobs_said}")
         return int(any(name in counts for name in status.BROKEN))
 
 

@@ -118,7 +118,7 @@ def test_after_a_refusal_the_command_is_said_again(fake: Fake, say: Say) -> None
     code, text = say("run")
     first = fake.jobs()
     assert code == 75 and "say the command again" in text and len(first) == 3
-    assert "3 pending, 3 not submitted" in say("status")[1]
+    assert "0 of 4 done; jobs: 3 pending, 3 not submitted" in say("status")[1]
     assert say("run")[0] == 75 and fake.jobs() == first
     fake.limit(100)
     assert say("run")[0] == 0
