@@ -83,7 +83,7 @@ def times_here(rows: pd.DataFrame) -> str:
     """`times_table` of the plot's place and regime."""
     here = (rows[PLACE] == drawn_place(compared(rows))).all(axis=1) & (rows.gates == DRAWN)
     rows = rows[here & (rows.operation == PASSES[1]) & rows.provider.isin(COLORS)]
-    return table(by_provider(rows, "effective_tflops").droplevel(PLACE))
+    return table(by_provider(rows, "effective_tflops").droplevel(["gpu", "triton"]))
 
 
 def error_table(rows: pd.DataFrame) -> str:
@@ -107,11 +107,13 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
     place = drawn_place(compared(rows))
     ratios = shown[(shown[PLACE] == place).all(axis=1)].pivot(index=SHAPE, columns="provider", values="ratio")
     ratios = ratios[[name for name in COLORS if name in ratios]].sort_index(level=["seq_len", "head_dim"])
-    axis = ratios.plot.bar(color=COLORS, width=0.85, rot=0, figsize=(11, 4.2), ylabel="speed, cuDNN softmax = 1", xlabel="")
+    figure, axis = pyplot.subplots(figsize=(11, 4.2))
+    ratios.plot.bar(ax=axis, color=[COLORS[str(name)] for name in ratios], width=0.85, rot=0, xlabel="")
+    axis.set_ylabel("speed, cuDNN softmax = 1")
     for bars in axis.containers:
-        axis.bar_label(bars, fmt="%.2f", fontsize=6)
+        axis.bar_label(bars, fmt="%.2f", fontsize=6)  # type: ignore[arg-type]
     axis.set_xticklabels([f"B{b}  T {t:,}  H{h}  D{d}" for b, t, h, d in ratios.index])
     axis.set_title(f"forward + backward, {place[0]}, Triton {place[1]}, bf16, gates from local to global", fontsize=10)
     axis.legend(fontsize=7, ncols=4, frameon=False)
-    axis.figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(axis.figure)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)

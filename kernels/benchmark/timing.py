@@ -1,7 +1,7 @@
 """Timing of providers on this GPU: each is checked against float64 first. Rows are stored shape by shape, so that an
 interruption loses none."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def timed(
     shape: Shape,
     date: str,
     check: Callable[[], float],
-    runs: dict[str, Callable[[], list[float]]],
+    runs: Mapping[str, Callable[[], list[float]]],
     forward_flops: float = 0.0,
 ) -> Iterator[Row]:
     """Yield a row per operation after `check` has returned the largest error of the output. `runs`: operation -> quantiles

@@ -155,9 +155,6 @@ class _Language:
     def max(self, x: Tensor, axis: int) -> Tensor:
         return x.amax(axis)
 
-    def reshape(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return x.reshape(shape)
-
     def convert_layout(self, x: Tensor, _layout: object) -> Tensor:
         return x
 
