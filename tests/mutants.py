@@ -213,7 +213,7 @@ FAULTS = {
         ("Checkpoints._publish", "whole", "steps"),
     ],
     "test_loop": [
-        ("Stepper.run", "verdict != 0", "0 * verdict"),
+        ("Stepper", "verdict != 0", "0 * verdict"),
     ],
     "test_kinds": [
         ("_UNBOUND", '(None, "heldout", "local")', "(None,)"),
@@ -280,7 +280,7 @@ FAULTS = {
     "test_plan": [
         ("_paper", "256", "128"),
         ("SCALES", "45 * Gi", "48 * Gi"),
-        ("Recipe.run_spec", "self.seed", "0"),
+        ("Recipe.run_spec", "seed=self.seed", "seed=0"),
     ],
     "test_plan test_count": [
         ("_attention", "not (fox or stick)", "True"),
