@@ -398,7 +398,8 @@ def tests_of(folder: Path, listed: str, room: str, rooms: bool) -> list[list[str
     all_files = sorted((folder / "tests").rglob("test_*.py"))
     files = [str(p) for name in names.split() for p in all_files if f"/{p.relative_to(folder)}".endswith(f"/{name}.py")]
     first = [[*files, *(["-k", chosen] if chosen else [])]] if files else []
-    return first + ([[f"{folder}/tests/{room}"]] if rooms else [])
+    own = [path for path in (folder / "tests" / room, folder / room / "tests") if path.is_dir()]
+    return first + ([[str(path) for path in own]] if rooms and own else [])
 
 
 def main() -> int:

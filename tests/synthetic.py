@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -184,45 +185,16 @@ def documents_of(
     return loss_N + np.repeat(extra_DK.mean(axis=0), width), bands_DK
 
 
-def add_losses(
-    store: Store,
-    stem: str,
-    curves: dict[str, np.ndarray],
-    *,
-    seeds: int = 1,
-    documents: int = 64,
-    noise: float = 0.02,
-    seed_noise: float = 0.0,
-    models: dict[str, str] | None = None,
-    specs: dict[str, dict] | None = None,
-    axes: dict[str, Axes] | None = None,
-    rng_seed: int = 0,
-) -> None:
-    """Losses of several labels on the same documents: `curves` by label, as are `models` (if not the label) and `axes`."""
-    rng = np.random.default_rng(rng_seed)
-    shared_DK = 0.3 * rng.normal(size=(documents, 16)) * (documents > 1)
-    for label, loss_N in curves.items():
-        for seed in range(seeds):
-            shifted_N = loss_N + seed_noise * rng.normal()
-            mean_N, bands_DK = documents_of(shifted_N, rng, shared_DK, noise=noise)
-            store.add(
-                stem,
-                label,
-                [("per_token_loss", loss_rows(mean_N, bands_DK))],
-                model=(models or {}).get(label, label),
-                seed=seed,
-                spec=(specs or {}).get(label),
-                axes=(axes or {}).get(label),
-                extras={"unigram_entropy": 7.0},
-            )
-
-
 def main_losses(
-    store: Store, stem: str = "fig2_per_token_loss", *, models: Iterable[str] = SEVEN, floor: float = 3.0, **how: Any
-):
-    """The paper's shapes at a store's training length, evaluated at four times that."""
-    length = 4 * store.train_len
-    add_losses(store, stem, {model: curve(model, store.train_len, length, floor=floor) for model in models}, **how)
+    store: Store, *, models: Iterable[str] = SEVEN, documents: int = 64, seeds: int = 1, seed_noise: float = 0.0, **how: float
+) -> Study:
+    """The paper's shapes on the same documents, at a store's training length, evaluated at four times that."""
+    rng, stem, length = np.random.default_rng(0), "fig2_per_token_loss", 4 * store.train_len
+    shared_DK = 0.3 * rng.normal(size=(documents, 16)) * (documents > 1)
+    for model, seed in product(models, range(seeds)):
+        loss_N = curve(model, store.train_len, length, floor=3.0) + seed_noise * rng.normal()
+        rows = loss_rows(*documents_of(loss_N, rng, shared_DK, **how))
+        store.add(stem, model, [("per_token_loss", rows)], seed=seed, extras={"unigram_entropy": 7.0})
     return store.study(stem)
 
 
@@ -386,12 +358,6 @@ def decoding_rows(speeds: dict[str, float], *, machine: str = "Synthetic GPU", l
     )  # fmt: skip
 
 
-def parameter_rows(names: dict[str, str]) -> pd.DataFrame:
-    """Parameters of the first block by name, given with their shapes ("4 x 128")."""
-    count = [int(np.prod([int(size) for size in shape.split(" x ")])) for shape in names.values()]
-    return pd.DataFrame({"name": list(names), "module": "Linear", "shape": list(names.values()), "count": count})
-
-
 def pruning_rows(share_H: list[float], *, context: int = 512, tile: int = 32, documents: int = 8, noise: float = 0.0,
                  dropped: float = 1e-6, change: float = 0.0) -> pd.DataFrame:  # fmt: skip
     """One layer whose heads skip these shares, in every document up to noise."""
@@ -411,24 +377,6 @@ def pruning_rows(share_H: list[float], *, context: int = 512, tile: int = 32, do
         for name, value in (("loss", 3.0), ("loss_pruned", 3.0 + change), ("decoded_loss", 2.9), ("decoded_loss_pruned", 2.9)):
             rows.append({"layer": -1, "head": -1, "position": -1, "quantity": name, "document": document, "value": value})
     return pd.DataFrame(rows)
-
-
-def eviction_rows(
-    kept: list[list[float]], *, change: float, dropped: float, positions: tuple[int, ...] = (256, 512, 768, 1024)
-) -> pd.DataFrame:
-    """Heads, layer by layer, that keep these shares of the keys of a whole document, or all that there are so far; documents 0
-    to 3, where document d keeps d percent more. A head's key takes 100 bytes with its gate, 98 without."""
-    rows, kept_LH = [], np.array(kept)
-    for (layer, head), share in np.ndenumerate(kept_LH):
-        rows += [("keys", -1, layer, head, at, min(at, share * positions[-1])) for at in positions]
-        rows.append(("dropped", -1, layer, head, -1, dropped * (share < 1)))
-    for at in positions:
-        sizes = np.minimum(at, kept_LH * positions[-1]).sum() * (100 + np.arange(4))
-        rows += [("bytes", document, -1, -1, at, size) for document, size in enumerate(sizes)]
-        rows.append(("bytes_of_all", -1, -1, -1, at, at * kept_LH.size * 98))
-    losses = (("loss", 3.0), ("loss_evicted", 3.0 + change))
-    rows += [(name, document, -1, -1, -1, value) for document in range(4) for name, value in losses]
-    return pd.DataFrame(rows, columns=["quantity", "document", "layer", "head", "position", "value"])
 
 
 def speed_rows(ratios: dict[str, float], spread: float = 0.01, machine: str = "Synthetic GPU") -> pd.DataFrame:
