@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.names import RECURRENT
 from analysis.statistics import Noise
+from models.spec import KINDS
 from results.sealed import read_sealed
 from results.store import META, REMEDY, Meta, read_rows, read_run, without_seed
 
@@ -48,18 +48,9 @@ class Repeated:
     train_tokens: int = 0
 
 
-RECURRENT_KINDS = (*RECURRENT, "gated_delta_net", "kimi_delta_attention", "gated_linear_attention", "mamba3", "samba")
-"""Kinds of models whose state does not grow with the text."""
-GATED_KINDS = ("path_fox", "wall_attention", "fox_hybrid")
-"""Kinds of attention with a forget gate, whatever their spec says."""
-
-
 def family_of(model: dict[str, Any]) -> str:
     """Return the architecture of a model's spec, by which seeds' noise is pooled."""
-    if model["kind"] in RECURRENT_KINDS:
-        return "recurrent"
-    gated = model["kind"] in GATED_KINDS or model.get("forget_gate", "none") != "none"
-    return "attention with a forget gate" if gated else "attention without a forget gate"
+    return "attention without a forget gate" if model.get("forget_gate") == "none" else KINDS[model["kind"]].family
 
 
 Functional = Callable[[Repeated], np.ndarray | None]

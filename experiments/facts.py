@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from analysis.curves import KIND, LossCurve, loss_curves
-from analysis.seeds import RECURRENT_KINDS, size_of
+from analysis.seeds import family_of, size_of
 from analysis.study import Study, study_file
 from analysis.style import place_of
 from analysis.tables import to_markdown
@@ -182,7 +182,7 @@ class Facts:
         found: dict[str, list[float]] = {"recurrent": [], "others": []}
         for curve in loss_curves(study):
             trained = [study.final_loss(line) or math.nan for line in study.lines if line.run_id in curve.run_ids]
-            is_recurrent = study.spec(curve.run_ids[0])["model"]["kind"] in RECURRENT_KINDS
+            is_recurrent = family_of(study.spec(curve.run_ids[0])["model"]) == "recurrent"
             held_out = float(curve.mean_N[: curve.train_len].mean())
             found["recurrent" if is_recurrent else "others"].append(held_out - float(np.mean(trained)))
         return {name: (min(gaps), max(gaps)) for name, gaps in found.items()}

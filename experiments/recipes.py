@@ -11,7 +11,8 @@ from analysis.study import Axes, Series, series_of
 from data.recall import RecallTask
 from data.spec import DataSpec
 from experiments.scales import Scale, get_scale
-from models.spec import KINDS, ForgettingTransformerSpec, Mamba3Spec, ModelSpec, PathFoxSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
+from models.spec import KINDS, ModelSpec
 from models.spec_parts import swiglu_width
 from training.spec import RunSpec, TrainSpec
 
@@ -148,7 +149,7 @@ def _kimi_delta_attention(scale: Scale, changes: Changes) -> Changes:
 
 def _path_fox(scale: Scale, changes: Changes) -> Changes:
     """Each token's map has low rank, and is convolved."""
-    width = _narrower(scale, changes, (2 * PathFoxSpec.RANK + 3) / 3)
+    width = _narrower(scale, changes, (2 * KINDS["path_fox"].RANK + 3) / 3)
     return dict(num_heads=scale.hidden_size // scale.fox_head_dim, mlp_width=width)
 
 
@@ -161,7 +162,7 @@ def _wall_attention(scale: Scale, changes: Changes) -> Changes:
 def _mamba3(scale: Scale, changes: Changes) -> Changes:
     """The mixer is twice as wide as the model."""
     d = scale.hidden_size
-    mixer = Mamba3Spec(vocab_size=1, hidden_size=d, num_layers=1).mixer_params
+    mixer = KINDS["mamba3"](vocab_size=1, hidden_size=d, num_layers=1).mixer_params
     return dict(mlp_width=_narrower(scale, changes, (mixer - 4 * d * d) / (3 * d)))
 
 

@@ -6,7 +6,11 @@ here. A model_type is our kind's name and a suffix; Transformers have a separate
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec
+from models.delta_net.spec import DeltaNetSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
+from models.hgrn2.spec import HGRN2Spec
+from models.mamba2.spec import Mamba2Spec
+from models.spec import ModelSpec
 
 AUTHORS_SUFFIX = "-project_fox"
 _FOX, _TRANSFORMER = "forgetting_transformer" + AUTHORS_SUFFIX, "transformer" + AUTHORS_SUFFIX

@@ -4,7 +4,6 @@ of the spec's kind, an untied head, and what `generate` needs.
 Suffixes: B batch, T tokens, d hidden size, V vocabulary."""
 
 import json
-from importlib import import_module
 from typing import Any
 
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before transformers)
@@ -18,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from models.backbone import Backbone, refuse_padding_after_tokens
 from models.cache import DecodingCache
 from models.graphed import GraphedStep
-from models.spec import ModelSpec
+from models.spec import ModelSpec, modules_of
 
 
 class CausalLMConfig(PreTrainedConfig):
@@ -59,7 +58,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         if config.tie_word_embeddings:
             raise ValueError("tie_word_embeddings is True: models here have a head of their own; leave it out")
         spec = config.to_spec()
-        self.model: Backbone = import_module(f"models.{spec.kind}.module").Model(spec)
+        self.model: Backbone = modules_of(spec).Model(spec)
         self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
         self.post_init()
 

@@ -1,39 +1,35 @@
-"""List of all kinds of models, without torch.
+"""All kinds of models, without torch: a folder each, here or in beyond/models.
 
-A kind is a folder of its name: `spec.py` holds a frozen, validated dataclass (what the model is, its parameters, FLOPs and
-state size), `module.py` its torch modules, of which the class `Model` is the whole backbone. Specs do not import modules; the
-head finds them by the kind's name (models/causal_lm.py). A spec is part of a run's identity and round-trips through JSON."""
+`spec.py` holds a frozen, validated dataclass (what the model is, its parameters, FLOPs and state size), `module.py` beside it
+its torch modules, of which the class `Model` is the whole backbone. A kind without modules can be read, not built. A spec is
+part of a run's identity and round-trips through JSON."""
 
-from typing import Annotated, Any, get_args
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Field
 
-from models.delta_net.spec import DeltaNetSpec
-from models.forgetting_transformer.spec import ForgettingTransformerSpec
-from models.fox_hybrid.spec import FoxHybridSpec
-from models.gated_delta_net.spec import GatedDeltaNetSpec
-from models.gated_linear_attention.spec import GatedLinearAttentionSpec
-from models.hgrn2.spec import HGRN2Spec
-from models.kimi_delta_attention.spec import KimiDeltaAttentionSpec
-from models.mamba2.spec import Mamba2Spec
-from models.mamba3.spec import Mamba3Spec
-from models.path_fox.spec import PathFoxSpec
-from models.samba.spec import SambaSpec
-from models.wall_attention.spec import WallAttentionSpec
+from models.spec_parts import ModelKind
 
-ModelSpec = Annotated[
-    ForgettingTransformerSpec
-    | Mamba2Spec
-    | HGRN2Spec
-    | DeltaNetSpec
-    | SambaSpec
-    | GatedDeltaNetSpec
-    | KimiDeltaAttentionSpec
-    | GatedLinearAttentionSpec
-    | FoxHybridSpec
-    | PathFoxSpec
-    | WallAttentionSpec
-    | Mamba3Spec,
-    Field(discriminator="kind"),
-]
-KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(get_args(ModelSpec)[0])}
+ROOT = Path(__file__).parents[1]
+FOLDERS = [path.parent for room in ("models", "beyond/models") for path in sorted(ROOT.glob(f"{room}/*/spec.py"))]
+KINDS: dict[str, Any] = {
+    each.kind: each
+    for folder in FOLDERS
+    for each in vars(import_module(".".join([*folder.relative_to(ROOT).parts, "spec"]))).values()
+    if isinstance(each, type) and issubclass(each, ModelKind) and getattr(each, "kind", None) == folder.name
+}
+"""Spec of every kind, by its folder's name."""
+
+if TYPE_CHECKING:
+    ModelSpec = ModelKind
+else:
+    ModelSpec = Annotated[Union.__getitem__(tuple(KINDS.values())), Field(discriminator="kind")]
+
+
+def modules_of(spec: ModelKind) -> Any:
+    """Import the torch modules of a spec's kind. ValueError if there are none."""
+    if not spec.is_built:
+        raise ValueError(f"a model of kind {spec.kind!r} can be read, not built: its modules are not here any more")
+    return import_module(f"{type(spec).__module__.removesuffix('.spec')}.module")

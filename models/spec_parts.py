@@ -1,5 +1,6 @@
 """Parts that the specs of all models share, without torch: strict fields, and the sizes of common layers."""
 
+from importlib.util import find_spec
 from typing import Annotated, ClassVar, Literal, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field
@@ -32,10 +33,21 @@ class ModelKind:
 
     compiles: ClassVar[bool] = False
     """True if torch.compile makes the layers faster. Layers that consist of fused kernels gain nothing."""
-    repeats: ClassVar[bool] = True
-    """False if gradients on a GPU are not bit-for-bit reproducible, even in deterministic mode."""
     fp32_refused: ClassVar[str] = ""
     """Words for an error message, if kernels cannot compute in fp32 on a GPU: "fla's DeltaNet kernels refuse"."""
+
+    family: ClassVar[str] = "recurrent"
+    """Architecture, by which seeds' noise is pooled: "recurrent", or "attention with a forget gate"."""
+
+    @property
+    def hopper_refused(self) -> str:
+        """Words for an error message, if gradients of this size are wrong on Hopper GPUs."""
+        return ""
+
+    @property
+    def is_built(self) -> bool:
+        """Tell whether the kind has torch modules. Without them its stored runs can only be read."""
+        return find_spec(f"{type(self).__module__.removesuffix('.spec')}.module") is not None
 
     @property
     def has_places(self) -> bool:

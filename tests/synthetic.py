@@ -126,7 +126,7 @@ class Store:
             "scale": scale,
             "name": model,
             "spec": {
-                "model": {"kind": "forgetting_transformer"} | (spec or {}),
+                "model": {"kind": "forgetting_transformer", "forget_gate": "none"} | (spec or {}),
                 "data": {"source": "made-up", "tokenizer": "bpe-512", "fingerprint": "feedbeef" * 8} | (data or {}),
                 "train": {"seq_len": self.train_len, "train_tokens": 64 * self.train_len, "peak_lr": 1e-3} | (train or {}),
                 "seed": seed,

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "data": {"models", "kernels", "results"},
     "training": {"data", "models", "kernels", "results"},
     "eval": {"training", "data", "models", "kernels", "results"},
-    "analysis": {"results"},
+    "analysis": {"models", "results"},
     "beyond": {"experiments", "eval", "training", "data", "models", "kernels", "results", "analysis", "tests"},
     "experiments": {"eval", "training", "data", "models", "kernels", "results", "analysis", "beyond"},
     "slurm": {"experiments", "training", "results"},

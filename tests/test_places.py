@@ -62,8 +62,6 @@ def simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **given: Any) -> tupl
 
 ...''',
         ),
-        ("models/spec.py", "from models.wall_attention.spec ", "from models.simple_gla.spec import SimpleGLASpec\n..."),
-        ("models/spec.py", "    ForgettingTransformerSpec\n", "...    | SimpleGLASpec\n"),
     ),
 )
 EVALUATION = Example(

@@ -182,7 +182,7 @@ def fitted(
     processes: int = 1,
 ) -> Execution:
     """Return `execution` with the scale's settings where it has none: micro-batches, no larger than a step, and on CUDA
-    compiled layers if the model gains by them. Not deterministic if the model's kernels cannot be. `model`: None for other
+    compiled layers if the model gains by them. `model`: None for other
     people's models."""
     if execution.micro_batch_tokens is None and micro_batch_tokens is not None:
         share = max(train.batch_tokens // processes, train.seq_len)
@@ -190,8 +190,6 @@ def fitted(
     gains = compile and model is not None and model.compiles and not execution.activation_checkpointing
     if gains and execution.compile == "auto" and device.startswith("cuda"):
         execution = replace(execution, compile="yes")
-    if model is not None and not model.repeats and device.startswith("cuda"):
-        execution = replace(execution, deterministic=False)
     return execution
 
 
@@ -205,9 +203,9 @@ def check_device(spec: RunSpec, device: str) -> None:
 
 def check_capability(spec: RunSpec, capability: tuple[int, int]) -> None:
     """Raise ValueError if the gradients of fla's kernels are known to be wrong on a GPU of this compute capability."""
-    if capability[0] == 9 and spec.model.kind in ("gated_delta_net", "fox_hybrid") and spec.model.head_dim < 64:
-        reason = f"with keys of {spec.model.head_dim} channels fla's gated delta rule reads beyond its arrays on Hopper GPUs"
-        raise ValueError(f"{spec.name} at {spec.scale} is not trained here: {reason}. Use heads of 64, or --device cpu")
+    if capability[0] == 9 and (reason := spec.model.hopper_refused):
+        where = f"{spec.name} at {spec.scale} is not trained on Hopper GPUs"
+        raise ValueError(f"{where}: {reason}. Use heads of 64, or --device cpu")
 
 
 def micro_batch_size(spec: TrainSpec, world_size: int, micro_batch_tokens: int | None) -> int:

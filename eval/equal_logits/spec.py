@@ -11,7 +11,7 @@ import pandas as pd
 
 from data.corpus import Counts
 from eval.runner.spec import EvalSpec, Precision, Setting
-from models.spec import ForgettingTransformerSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.spec_parts import strict
 from results.schema import Schema, integer, number
 from training.spec import RunSpec

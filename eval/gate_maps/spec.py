@@ -12,7 +12,7 @@ import pandas as pd
 from data.corpus import Counts
 from eval.runner.heldout import HeldoutSpec
 from eval.runner.spec import LogTolerance
-from models.spec import ForgettingTransformerSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.spec_parts import NonNegativeInt, PositiveInt, strict
 from results.schema import Schema, integer, number, text
 from training.spec import RunSpec

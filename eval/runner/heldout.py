@@ -7,7 +7,7 @@ from data.corpus import Corpus, Counts
 from eval.runner.context import Context
 from eval.runner.loading import Loaded
 from eval.runner.spec import Content, EvalSpec, PrecisionOption
-from models.spec import ForgettingTransformerSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.spec_parts import strict
 from training.spec import RunSpec
 

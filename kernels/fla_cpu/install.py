@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.fla_cpu import modules, path_attention, recurrences, wall_attention
+from kernels.fla_cpu import modules, recurrences
 from kernels.fla_cpu.tuning import limit_tuning
 
 # Module in which a layer looks the function up, the function's name there, and its replacement for CPU tensors.
@@ -33,8 +33,6 @@ _PLACES: tuple[tuple[str, str, Callable], ...] = (
     ("fla.layers.gated_deltanet", "fused_recurrent_gated_delta_rule", recurrences.gated_delta_rule),
     ("fla.layers.kda", "chunk_kda", recurrences.gated_delta_rule),
     ("fla.layers.kda", "fused_recurrent_kda", recurrences.gated_delta_rule),
-    ("fla.layers.path_attn", "parallel_path_attn", path_attention.parallel_path_attn),
-    ("fla.layers.wall_attn", "parallel_wall_attn", wall_attention.parallel_wall_attn),
     ("fla.modules.norm.fused_norm_gate", "rms_norm_gated", modules.rms_norm_gated),
     ("fla.modules.norm.layernorm", "rms_norm", modules.rms_norm),
     ("fla.modules.norm.layernorm_gated", "rmsnorm_fn", modules.rmsnorm_fn),

@@ -43,6 +43,7 @@ class ForgettingTransformerSpec(WithAttentionHeads):
     initializer_range: PositiveFloat = 0.02
 
     compiles = True
+    family = "attention with a forget gate"  # unless forget_gate is "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()

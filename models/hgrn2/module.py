@@ -2,6 +2,8 @@
 
 As in the released code, the layer-wise lower bounds exist but are not passed to the mixer, unless `use_lower_bound` is set."""
 
+from typing import Any
+
 import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import FusedOutput, RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 import torch
@@ -52,7 +54,8 @@ class Model(RecurrentModel):
     def __init__(self, spec: HGRN2Spec) -> None:
         super().__init__(spec, HGRN2Mixer, expand_ratio=spec.expand_ratio)
         for block in self.layers:
-            block.attn.g_norm.eps = spec.output_norm_eps or spec.norm_eps
+            mixer: Any = block.attn
+            mixer.g_norm.eps = spec.output_norm_eps or spec.norm_eps
         # Unused bounds require no grad: DDP must not wait for it.
         self.lower_bounds = nn.Parameter(torch.zeros(spec.num_layers, spec.hidden_size), requires_grad=spec.use_lower_bound)
 

@@ -16,7 +16,7 @@ from eval.runner.sources import Sources
 from eval.runner.spec import EvalSpec, Setting
 from eval.runner.text import TextCodec
 from models.build import build_model
-from models.spec import ForgettingTransformerSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from training.distributed import World
 from training.export import export_model
 from training.run_folder import RunFolder

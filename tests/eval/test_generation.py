@@ -8,7 +8,9 @@ from eval.runner.batching import batches, recorded
 from eval.runner.context import Compute, Context
 from eval.runner.generation import end_ids, greedy, seconds_of_tokens, stands_batches
 from models.build import build_model
-from models.spec import DeltaNetSpec, Mamba2Spec, SambaSpec
+from models.delta_net.spec import DeltaNetSpec
+from models.mamba2.spec import Mamba2Spec
+from models.samba.spec import SambaSpec
 from tests.eval.oracles import llama
 
 NEW = 12

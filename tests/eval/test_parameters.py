@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from eval.parameters import measure
 from eval.parameters.spec import Spec, counted
 from models.build import build_model
-from models.spec import Mamba2Spec
+from models.mamba2.spec import Mamba2Spec
 from tests.eval.oracles import llama
 
 

@@ -16,7 +16,7 @@ from eval.runner.context import Context
 from eval.runner.sources import Sources
 from eval.runner.spec import Setting
 from models.build import build_model
-from models.spec import Mamba2Spec
+from models.mamba2.spec import Mamba2Spec
 from training.spec import TrainSpec
 
 TASK = RecallTask(num_keys=4, num_assignments=3, num_queries=2, num_symbols=8)

@@ -1,4 +1,4 @@
-"""Mamba-2, HGRN2, DeltaNet, Samba and GLA: the recurrences as defined, token by token in fp64, and the eps of their norms."""
+"""Mamba-2, HGRN2, DeltaNet and Samba: the recurrences as defined, token by token in fp64, and the eps of their norms."""
 
 import math
 from dataclasses import replace
@@ -122,21 +122,6 @@ def test_delta_net_equals_its_definition():
     assert_close(block, o.flatten(1) @ w["o_proj.weight"].T)
 
 
-def test_gated_linear_attention_equals_its_definition():
-    """S_t = diag(f^(1/16)) S_{t-1} + k_t v_t^T, o = S^T q / sqrt(keys of a head), RMSNorm per head, times SiLU of the output
-    gate."""
-    block, x, w = block_of(replace(SPECS["gated_linear_attention"], head_dim=16), 1, "gk_proj.1.bias")
-    q, k, v, g = ((x @ w[f"{n}_proj.weight"].T).unflatten(-1, (2, -1)) for n in "qkvg")
-    logits = x @ w["gk_proj.0.weight"].T @ w["gk_proj.1.weight"].T + w["gk_proj.1.bias"]
-    decay = torch.sigmoid(logits).unflatten(-1, (2, -1)) ** (1 / 16)
-    state, outputs = torch.zeros(2, 16, 32, dtype=torch.float64), []
-    for t in range(T):
-        state = decay[t, :, :, None] * state + k[t, :, :, None] * v[t, :, None, :]
-        outputs.append(torch.einsum("hk,hkv->hv", q[t], state) / math.sqrt(16))
-    o = rms(torch.stack(outputs), 1e-6) * w["g_norm_swish_gate.weight"] * F.silu(g)
-    assert_close(block, o.flatten(1) @ w["o_proj.weight"].T)
-
-
 def test_samba_equals_its_definition(monkeypatch):
     """h_t = exp(dt A) h_{t-1} + dt x_t B_t^T, y_t = h_t C_t + D x_t, out = W (y * SiLU(z)); and the same in segments."""
     block, x, w = block_of(SPECS["samba"], 0, "D", "dt_proj.bias")
@@ -162,7 +147,7 @@ def test_norms_have_the_eps_of_the_released_setup():
         assert {norm.eps for norm in norms} == {eps}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if model_spec(name, get_scale("tiny"), 97).is_built])
 def test_every_norm_has_the_eps_of_the_spec(name):
     """A recipe with an eps of 0.25 has it in every norm that is computed, but for those of queries and keys (two a layer)."""
     spec = model_spec(name, replace(get_scale("tiny"), hgrn2_norm_eps=None), 97, {"norm_eps": 0.25})

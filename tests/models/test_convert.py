@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 from models.authors import config_for_authors, spec_from_authors
 from models.build import build_model, load_model, spec_of
 from models.convert import main, save_authors
-from models.forgetting_transformer.spec import ForgetGate
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec
+from models.delta_net.spec import DeltaNetSpec
+from models.forgetting_transformer.spec import ForgetGate, ForgettingTransformerSpec
+from models.hgrn2.spec import HGRN2Spec
+from models.mamba2.spec import Mamba2Spec
 from models.spec_parts import OutputGate
 from tests.models.conftest import DECAY, fox, spread
 

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from models.build import build_model, num_params
-from models.spec import DeltaNetSpec, ForgettingTransformerSpec, HGRN2Spec, Mamba2Spec, ModelSpec, SambaSpec
+from models.delta_net.spec import DeltaNetSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
+from models.hgrn2.spec import HGRN2Spec
+from models.mamba2.spec import Mamba2Spec
+from models.samba.spec import SambaSpec
+from models.spec import ModelSpec
 
 # (hidden size, layers, FoX heads, Transformer heads)
 SIZES = {"125m": (768, 12, 12, 12), "360m": (1024, 24, 16, 16), "760m": (1536, 24, 24, 12)}

@@ -12,7 +12,7 @@ from kernels.forgetting_attention import norm_logit_bound, skipped_tiles
 from models.build import build_model, load_model
 from models.cache import DecodingCache
 from models.forgetting_transformer.module import decay_time_bias, rotate, rotation_table, watched
-from models.spec import ForgettingTransformerSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from tests.models.conftest import PRO, ROPE, STICK
 
 BASE: dict[str, Any] = {"vocab_size": 31, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "mlp_width": 48}

@@ -12,18 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.build import build_model
-from models.forgetting_transformer.module import ForgettingAttention, decay_time_bias
-from models.spec import (
-    DeltaNetSpec,
-    ForgettingTransformerSpec,
-    FoxHybridSpec,
-    HGRN2Spec,
-    Mamba2Spec,
-    Mamba3Spec,
-    ModelSpec,
-    SambaSpec,
-    WallAttentionSpec,
-)
+from models.delta_net.spec import DeltaNetSpec
+from models.forgetting_transformer.module import decay_time_bias
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
+from models.hgrn2.spec import HGRN2Spec
+from models.mamba2.spec import Mamba2Spec
+from models.samba.spec import SambaSpec
+from models.spec import ModelSpec
 
 D, LAYERS, HEADS = 128, 8, 4
 COMMON: dict[str, Any] = {"vocab_size": 300, "hidden_size": D, "num_layers": LAYERS}
@@ -52,9 +47,7 @@ MODELS: dict[str, ModelSpec] = {
     "full, with decay times": fox(**CONSTANT),
     "fixed": fox(forget_gate="fixed", **CONSTANT),
     "stick_breaking": fox(attention="stick_breaking", forget_gate="none"),
-    "wall_attention": WallAttentionSpec(**COMMON, num_heads=HEADS, mlp_width=200),
     "mamba2": Mamba2Spec(**COMMON, head_dim=8, ssm_state_size=16),
-    "mamba3": Mamba3Spec(**COMMON, head_dim=8, ssm_state_size=16, mlp_width=200),
     "samba": SambaSpec(**COMMON, num_heads=HEADS, mlp_width=200, mamba_mlp_width=160),
     "hgrn2": HGRN2Spec(**COMMON, expand_ratio=32, mlp_width=200),
     "delta_net": DeltaNetSpec(**COMMON, head_dim=32, mlp_width=200),
@@ -133,7 +126,6 @@ TABLE: dict[str, dict[str, Check]] = {
     "fox_llama": FOX,
     "transformer_llama": FOX,
     "stick_breaking": FOX,
-    "wall_attention": {**FOX, r".*g_proj\.bias": constant(8.0)},
     "bias_only": CONSTANT_GATE,
     "full, with decay times": {**FOX, r".*fgate_proj\.bias": constant(decay_time_bias(HEADS, 2.0, 256.0))},
     "fixed": CONSTANT_GATE,
@@ -151,15 +143,6 @@ TABLE: dict[str, dict[str, Check]] = {
         r".*conv1d\.(weight|bias)": uniform(0.5),
         r".*\.A_log": constant(torch.arange(1.0, 33.0).log()),
         r".*\.D": constant(1.0),
-        r".*\.dt_bias": log_uniform_steps,
-    },
-    "mamba3": {
-        **EMBEDDING,
-        **NORMS,
-        r"lm_head\.weight|.*(in|gate)_proj\.weight": uniform(1 / math.sqrt(D)),
-        r".*out_proj\.weight": uniform(1 / math.sqrt(2 * D) / math.sqrt(2 * LAYERS)),
-        r".*down_proj\.weight": uniform(1 / math.sqrt(200) / math.sqrt(2 * LAYERS)),
-        r".*\.([BC]_bias|D)": constant(1.0),
         r".*\.dt_bias": log_uniform_steps,
     },
     "samba": {
@@ -197,22 +180,6 @@ def test_every_parameter_starts_as_in_the_released_setup(name):
             TABLE[name][row](tensors)
         except AssertionError as error:
             raise AssertionError(f"{parameter}: {error}") from error
-
-
-def test_layers_of_the_hybrid_start_as_in_the_models_they_are_of():
-    spec = FoxHybridSpec(**COMMON, num_heads=HEADS, head_dim=32, mlp_width=200, fox_mlp_width=160)
-    of_fox = [False, False, False, True] * 2
-    layers = build_model(spec).model.layers
-    assert [isinstance(layer.attn, ForgettingAttention) for layer in layers] == of_fox
-    for layer, is_fox in zip(layers, of_fox, strict=True):
-        assert layer.mlp.down_proj.in_features == (160 if is_fox else 200)
-        for weight, start in (
-            (layer.mlp.down_proj.weight, normal(0.02 if is_fox else 0.02 / math.sqrt(2 * LAYERS))),
-            (layer.attn.o_proj.weight, normal(0.02) if is_fox else xavier(D)),
-        ):
-            start([weight.detach()])
-    with pytest.raises(ValueError, match="fox_every 3 with num_layers 8"):
-        dataclasses.replace(spec, fox_every=3)
 
 
 def test_depth_enters_where_it_should():

@@ -8,7 +8,7 @@ import pytest
 
 from data.plan import resolve
 from data.prepare import prepare
-from models.spec import ForgettingTransformerSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from tests.training.runs import Outcome
 from training.run_folder import RunFolder
 from training.spec import Execution, RunSpec, TrainSpec

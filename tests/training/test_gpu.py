@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 
 import models.forgetting_transformer.module as fox
+from beyond.models.fox_hybrid.spec import FoxHybridSpec
+from beyond.models.gated_delta_net.spec import GatedDeltaNetSpec
 from experiments.recipes import NAMES, model_spec
 from experiments.scales import SCALES
 from kernels.forgetting_attention import forgetting_attention
 from models.build import build_model
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.loss import TokenLoss
-from models.spec import ForgettingTransformerSpec, FoxHybridSpec, GatedDeltaNetSpec
 from tests.models.test_gpu import is_wrong_for_gates
 from training import node
 from training.distributed import World
@@ -97,7 +99,7 @@ def refused_by_fla(name: str) -> bool:
     return isinstance(model_spec(name, SCALES["125m-2.7b"], 2049), gated) and is_wrong_for_gates()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if model_spec(name, SCALES["125m-2.7b"], 2049).is_built])
 def test_every_model_learns_in_bf16(name):
     if refused_by_fla(name):
         with pytest.raises(RuntimeError, match="upgrade Triton"):
@@ -120,7 +122,7 @@ print(sum(p.double().abs().sum() for p in model.parameters()).item().hex())
 """
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if model_spec(name, SCALES["125m-2.7b"], 2049).repeats])
+@pytest.mark.parametrize("name", [name for name in NAMES if model_spec(name, SCALES["125m-2.7b"], 2049).is_built])
 def test_a_deterministic_run_repeats_bit_by_bit(name):
     """In processes of their own: what is tuned by timing may differ between them."""
     command = [sys.executable, "-c", TWICE, name]
@@ -135,7 +137,7 @@ def test_a_deterministic_run_repeats_bit_by_bit(name):
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [(name, {}) for name in NAMES if model_spec(name, SCALES["125m-2.7b"], 2049).repeats]
+    [(name, {}) for name in NAMES if model_spec(name, SCALES["125m-2.7b"], 2049).is_built]
     + [("fox_pro", {"prune_log_tolerance": -10.0})],
 )
 def test_a_graph_changes_no_bit_and_skips_a_bad_step(name, changes, parts):

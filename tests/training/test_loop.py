@@ -19,8 +19,8 @@ from data.recall import IGNORED, RecallTask
 from data.sampler import Sampler
 from data.spec import DataSpec
 from models.build import build_model
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.loss import TokenLoss
-from models.spec import ForgettingTransformerSpec
 from tests.training.runs import Outcome, anomalies, assert_same_run, grad_norms, losses, weights
 from training.distributed import World, spread
 from training.loop import batches_of, train

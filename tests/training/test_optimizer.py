@@ -9,7 +9,7 @@ from data.spec import DataSpec
 from experiments.recipes import Recipe, model_spec
 from experiments.scales import TINY
 from models.build import build_model, load_model
-from models.spec import ForgettingTransformerSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from tests.models.conftest import SPECS
 from training.optimizer import build_optimizer, decays
 

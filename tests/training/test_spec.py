@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from data.spec import DataSpec
 from experiments.recipes import NAMES, Recipe, model_spec
 from experiments.scales import SCALES
-from models.spec import ForgettingTransformerSpec, Mamba2Spec, PathFoxSpec
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
+from models.mamba2.spec import Mamba2Spec
 from training.spec import Execution, RunSpec, TrainSpec, fitted
 
 DATA = DataSpec(source="text", tokenizer="gpt2", vocab_size=50257, bos_id=50256, document_len=65536, fingerprint="0123")
@@ -115,15 +116,6 @@ def test_what_a_run_leaves_open_is_as_its_scale_has_it(device, asked, processes,
     assert (execution.micro_batch_tokens, execution.compiles) == (micro_batch_tokens, compiled)
     assert not fitted(Execution(), Mamba2Spec(**sizes), train, device, **how).compiles
     assert not fitted(Execution(), None, train, device, **how).compiles
-
-
-@pytest.mark.parametrize(("device", "repeats"), [("cpu", True), ("cuda", False), ("cuda:1", False)])
-def test_only_a_model_whose_gradients_are_added_in_any_order_is_not_deterministic(device, repeats):
-    train = TrainSpec(seq_len=8, batch_tokens=64, train_tokens=64, warmup_tokens=0, peak_lr=1e-3)
-    sizes, how = dict(vocab_size=8, hidden_size=32, num_layers=1, num_heads=2), dict(micro_batch_tokens=None, compile=False)
-    found = [fitted(Execution(), kind(**sizes), train, device, **how) for kind in (PathFoxSpec, ForgettingTransformerSpec)]
-    assert [each.deterministic for each in found] == [repeats, True]
-    assert not fitted(Execution(deterministic=False), PathFoxSpec(**sizes), train, "cpu", **how).deterministic
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from models.build import build_model
+from models.forgetting_transformer.spec import ForgettingTransformerSpec
 from models.loss import TokenLoss
-from models.spec import ForgettingTransformerSpec
 from tests.training.runs import losses
 from training.distributed import World
 from training.signals import EXIT_FINISHED

@@ -9,6 +9,7 @@ import torch
 import models.cache
 from beyond.eval.decoding import measure
 from beyond.eval.decoding.spec import Spec
+from beyond.models.fox_hybrid.spec import FoxHybridSpec
 from eval.runner import generation
 from eval.runner.context import Compute
 from eval.runner.generation import greedy
@@ -16,7 +17,8 @@ from eval.throughput.spec import FIRST
 from models.build import build_model
 from models.forgetting_transformer import eviction
 from models.forgetting_transformer.module import gated_layers, pruning
-from models.spec import FoxHybridSpec, Mamba2Spec, SambaSpec
+from models.mamba2.spec import Mamba2Spec
+from models.samba.spec import SambaSpec
 
 SMALL = dict(vocab_size=512, hidden_size=64, num_layers=2)
 

@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
+from beyond.models.gated_delta_net.spec import GatedDeltaNetSpec
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
-from models.gated_delta_net.spec import GatedDeltaNetSpec
 from models.spec_parts import PositiveFloat, PositiveInt, WithMLP, strict
 
 
@@ -19,6 +19,8 @@ class FoxHybridSpec(WithMLP):
     fox_mlp_width: PositiveInt | None = None
     head_dim: PositiveInt = 128
     conv_size: PositiveInt = 4
+
+    family = "attention with a forget gate"
 
     def __post_init__(self) -> None:
         if self.num_layers % self.fox_every or self.fox_every == 1:
@@ -39,6 +41,10 @@ class FoxHybridSpec(WithMLP):
         shared = ("vocab_size", "hidden_size", "norm_eps", "mlp_ratio", "mlp_width", "head_dim", "conv_size")
         same = {name: getattr(self, name) for name in shared}
         return GatedDeltaNetSpec(**same, num_layers=self.num_layers - self.num_layers // self.fox_every)
+
+    @property
+    def hopper_refused(self) -> str:
+        return self.recurrent.hopper_refused
 
     @property
     def num_params(self) -> int:

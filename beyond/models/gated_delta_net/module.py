@@ -6,7 +6,7 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 from fla.layers.gated_deltanet import GatedDeltaNet
 
-from models.gated_delta_net.spec import GatedDeltaNetSpec
+from beyond.models.gated_delta_net.spec import GatedDeltaNetSpec
 
 
 class Model(RecurrentModel):

@@ -8,7 +8,7 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 from fla.layers.kda import KimiDeltaAttention
 
-from models.kimi_delta_attention.spec import KimiDeltaAttentionSpec
+from beyond.models.kimi_delta_attention.spec import KimiDeltaAttentionSpec
 
 
 class Model(RecurrentModel):

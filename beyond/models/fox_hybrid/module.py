@@ -4,9 +4,9 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 from fla.layers.gated_deltanet import GatedDeltaNet
 
+from beyond.models.fox_hybrid.spec import FoxHybridSpec
 from models.backbone import Block
 from models.forgetting_transformer.module import ForgettingAttention
-from models.fox_hybrid.spec import FoxHybridSpec
 
 
 class Model(RecurrentModel):

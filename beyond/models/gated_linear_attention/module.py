@@ -6,7 +6,7 @@ import kernels.hf_guard  # noqa: F401  # isort: skip  (before fla)
 from models.recurrent import RecurrentModel  # isort: skip  (before fla: puts its CPU versions in place)
 from fla.layers.gla import GatedLinearAttention
 
-from models.gated_linear_attention.spec import GatedLinearAttentionSpec
+from beyond.models.gated_linear_attention.spec import GatedLinearAttentionSpec
 
 
 class Model(RecurrentModel):

@@ -14,8 +14,7 @@ class PathFoxSpec(WithAttentionHeads):
     conv_size: PositiveInt = 3
 
     RANK = 32
-    fp32_refused = "fla's PaTH kernels have no room for"
-    repeats = False  # on a GPU fla accumulates its gradients in no fixed order
+    family = "attention with a forget gate"
 
     @property
     def has_places(self) -> bool:

@@ -13,6 +13,8 @@ class WallAttentionSpec(WithMLP):
     kind: Literal["wall_attention"] = "wall_attention"
     num_heads: PositiveInt
 
+    family = "attention with a forget gate"
+
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")

@@ -16,6 +16,11 @@ class GatedDeltaNetSpec(WithDeltaRule):
     EXPAND_V = 2
 
     @property
+    def hopper_refused(self) -> str:
+        small = f"with keys of {self.head_dim} channels fla's gated delta rule reads beyond its arrays"
+        return small if self.head_dim < 64 else ""
+
+    @property
     def mixer_params(self) -> int:
         d = self.hidden_size
         return 4 * d * d + 2 * (d + 1) * self.num_heads + self.conv_params + 2 * self.head_dim
