@@ -3,7 +3,6 @@ slurm/clusters/README.md describes every field; its folder has examples to copy.
 
 import json
 import os
-import re
 import shlex
 import sys
 import tomllib
@@ -33,27 +32,15 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 
 
-def _one_line(text: str) -> str:
-    if not text.strip() or "\n" in text:
-        raise ValueError("give one line of text")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_one_line)]
-
-
 def _long_names(options: dict[str, Any]) -> dict[str, Any]:
     """Convert names to those of sbatch and srun: mail_type becomes mail-type."""
     found = {name.replace("_", "-"): value for name, value in options.items()}
-    for name in found:
-        if not re.fullmatch("[a-z][a-z0-9-]+", name):
-            raise ValueError(f"{name!r} is not a long option; write it without dashes before it, such as mail-type")
-        if name in OURS:
-            raise ValueError(f"{name} is set by the job graph or by a field of its own")
+    if ours := OURS & found.keys():
+        raise ValueError(f"{', '.join(sorted(ours))}: set by the job graph or by a field of its own")
     return found
 
 
-Options = Annotated[dict[str, Text | bool | int | float], AfterValidator(_long_names)]
+Options = Annotated[dict[str, str | bool | int | float], AfterValidator(_long_names)]
 """Further options of sbatch or srun by their long names: true passes the bare option, false removes ours."""
 
 
@@ -61,14 +48,14 @@ Options = Annotated[dict[str, Text | bool | int | float], AfterValidator(_long_n
 class Settings:
     """Settings of all jobs, which the table of one kind of job can override."""
 
-    partition: Text | None = None
-    account: Text | None = None
-    qos: Text | None = None
-    constraint: Text | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
     time_limit_hours: PositiveFloat | None = None
     cpus_per_task: PositiveInt | None = None
     mem_gb_per_task: PositiveFloat | None = None
-    gpu_type: Text | None = None
+    gpu_type: str | None = None
     sbatch: Options = Field(default_factory=dict)
     srun: Options = Field(default_factory=dict)
 
@@ -96,14 +83,14 @@ class Cluster(Settings):
     gpus_per_node: NonNegativeInt = 0
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     gpu_tflops: PositiveFloat | None = None
-    machine: Text = UNNAMED
+    machine: str = UNNAMED
     mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
     margin: Annotated[float, Field(ge=1)] = 1.3
     signal_seconds: PositiveInt = 300
     login_shell: bool = False
-    setup: tuple[Text, ...] = ()
-    container: Text | None = None
-    python: Text | None = None
+    setup: tuple[str, ...] = ()
+    container: str | None = None
+    python: str | None = None
     environment: dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(default_factory=dict)
     scratch: Path = Path("slurm_jobs")
     prepare: KindSettings = Field(default_factory=KindSettings)

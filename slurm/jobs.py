@@ -136,7 +136,7 @@ def folder(job: Job, cluster: Cluster) -> Path:
 
 def executor(job: Job, cluster: Cluster, code: Path, dependency: str) -> Executor:
     """Return what submits a job. It runs in the folder that it is submitted from, with the code in `code`."""
-    settings, kind = cluster.settings(job.task.kind), job.task.kind
+    settings = cluster.settings(job.task.kind)
     cpus, memory = settings.cpus_per_task or 1, settings.mem_gb_per_task
     typed = f"{settings.gpu_type}:{job.gpus_per_node}" if settings.gpu_type else str(job.gpus_per_node)
     asks = {cluster.gpu_option: f"gpu:{typed}" if cluster.gpu_option == "gres" else typed} if job.gpus_per_node else {}
@@ -145,7 +145,7 @@ def executor(job: Job, cluster: Cluster, code: Path, dependency: str) -> Executo
         "cpus-per-task": cpus,
         "mem": None if memory is None else f"{math.ceil(1024 * memory * job.tasks_per_node)}M",
         **asks,
-        "exclusive": kind == "time" and cluster.device == "cpu",
+        "exclusive": job.task.kind == "time" and cluster.device == "cpu",
         "dependency": dependency or None,
         "kill-on-invalid-dep": "yes" if dependency else None,
         "requeue": True,
