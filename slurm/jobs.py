@@ -139,12 +139,12 @@ def executor(job: Job, cluster: Cluster, code: Path, dependency: str) -> Executo
     settings = cluster.settings(job.task.kind)
     cpus, memory = settings.cpus_per_task or 1, settings.mem_gb_per_task
     typed = f"{settings.gpu_type}:{job.gpus_per_node}" if settings.gpu_type else str(job.gpus_per_node)
-    asks = {cluster.gpu_option: f"gpu:{typed}" if cluster.gpu_option == "gres" else typed} if job.gpus_per_node else {}
+    gpus = f"gpu:{typed}" if cluster.gpu_option == "gres" else typed
     sbatch = {
         **{name: getattr(settings, name) for name in ("partition", "account", "qos", "constraint")},
         "cpus-per-task": cpus,
         "mem": None if memory is None else f"{math.ceil(1024 * memory * job.tasks_per_node)}M",
-        **asks,
+        cluster.gpu_option: gpus if job.gpus_per_node else None,
         "exclusive": job.task.kind == "time" and cluster.device == "cpu",
         "dependency": dependency or None,
         "kill-on-invalid-dep": "yes" if dependency else None,

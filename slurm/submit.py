@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -77,7 +78,7 @@ def planned(request: Request, cluster: Cluster, *, rehearsal: bool = False) -> P
             f"--device {request.execution.device}: gpus_per_node of the cluster file says where jobs run; leave it out."
         )
     places = {name: getattr(request, name).absolute() for name in ("runs_dir", "results_dir", "corpora_dir")}
-    given = {name: path.absolute() for name, path in vars(request.user_data).items() if isinstance(path, Path)}
+    given: dict[str, Any] = {name: path.absolute() for name, path in vars(request.user_data).items() if isinstance(path, Path)}
     whole = replace(request, **places, user_data=replace(request.user_data, **given))
     return make_plan(whole.on(cluster.device), machine=cluster.machine, rehearsal=rehearsal)
 

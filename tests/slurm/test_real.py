@@ -25,6 +25,8 @@ FIGURE = "fig2_per_token_loss"
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
+    if os.geteuid() or shutil.which("apt-get") is None:
+        pytest.skip("needs root on Debian, for packages and daemons of its own")
     install()
     daemons = Slurm()
     try:
