@@ -33,12 +33,13 @@ def curves_of(tmp_path, losses_by_seed, bands_by_seed=None):
 
 def test_seeds_of_a_label_make_one_curve(tmp_path):
     rng = np.random.default_rng(0)
-    losses, bands = rng.random((2, 128)), rng.random((2, 5, 16))
+    losses, bands = rng.random((3, 128)), rng.random((3, 5, 16))
     (curve,) = loss_curves(curves_of(tmp_path, losses, bands))
     np.testing.assert_allclose(curve.losses_SN, losses)
+    np.testing.assert_allclose(curve.mean_N, losses.sum(axis=0) / 3)
     np.testing.assert_allclose(curve.bands_DK, bands.mean(axis=0))
     assert curve.ends_K.tolist() == [8 * (k + 1) for k in range(16)]
-    assert (curve.seeds, curve.train_len, curve.num_documents, curve.length) == ((0, 1), 32, 5, 128)
+    assert (curve.seeds, curve.train_len, curve.num_documents, curve.length) == ((0, 1, 2), 32, 5, 128)
 
 
 def test_gaps_and_seeds_that_differ_are_errors(tmp_path):

@@ -36,8 +36,8 @@ def test_bands_of_seeds():
     assert (low.tolist(), high.tolist()) == ([1, 2], [3, 9])
     low, high = line(*[[value, 0] for value in (1, 2, 3, 4, 5)]).band
     assert low.tolist() == [3 - math.sqrt(2.5), 0] and high.tolist() == [3 + math.sqrt(2.5), 0]
-    assert line([1, 2], [3, 6]).frame(label="x").to_dict("list") == {
-        "label": ["x", "x"], "position": [1, 2], "loss_smoothed": [2.0, 4.0]}  # fmt: skip
+    assert line([1, 2], [3, 6], [8, 7]).frame(label="x").to_dict("list") == {
+        "label": ["x", "x"], "position": [1, 2], "loss_smoothed": [4.0, 5.0]}  # fmt: skip
 
 
 def test_what_sets_the_frame():
