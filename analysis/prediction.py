@@ -17,9 +17,6 @@ from analysis.seeds import Repeated, noise_of
 from analysis.statistics import LEVEL, OWN, Noise, own_noise
 from analysis.student import below, quantile
 
-LOSSES = ("per_token_loss", "training_curve")
-"""Kinds whose numbers are nats per token."""
-
 
 def numbers(kind: str, rows: pd.DataFrame, train_len: int) -> dict[str, float]:
     """Return the numbers by which rows of an evaluation are compared; none for kinds that do not measure trained quality."""
@@ -72,14 +69,15 @@ class Predicted:
 
 
 def predict(
-    name: str, kind: str, stored: tuple[float, ...], repeats: Sequence[Repeated], scale: str, family: str, train_tokens: int
-) -> Predicted:
-    """Predict the number `name` of one more training. A spread of 0 (e.g. scores at their floor) is not used as an estimate of
-    the noise."""
+    name: str, kind: str, stored: tuple[float, ...], repeats: Sequence[Repeated], scale: tuple[str, str], family: str,
+    train_tokens: int,
+) -> Predicted:  # fmt: skip
+    """Predict the number `name` of one more training at a `scale` of a size. A spread of 0 (e.g. scores at their floor) is not
+    used as an estimate of the noise."""
 
     def functional(other: Repeated) -> np.ndarray:
         return np.array([numbers(kind, rows, other.train_len).get(name, np.nan) for rows in other.rows])
 
     own = own_noise(np.array(stored)) if len(stored) >= OWN else None
-    noise = own if own is not None and own.variance > 0 else noise_of(repeats, scale, family, train_tokens, functional)
+    noise = own if own is not None and own.variance > 0 else noise_of(repeats, *scale, family, train_tokens, functional)
     return Predicted(stored, noise if noise is not None and noise.variance > 0 else None)

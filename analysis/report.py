@@ -102,7 +102,7 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         paper_scale=PAPER_SCALE,
         trained=any(run.get("final_loss") is not None for study in studies for run in study.runs.values()),
         seeds=sorted({count for study in studies for count in study.seed_counts.values()}),
-        trainings={(line.run_id, line.training): line for study in studies for line in study.lines if line.is_trained}.values(),
+        trainings={(line.run_id, line.weights): line for study in studies for line in study.lines if line.is_trained}.values(),
         sizes=_sizes(studies),
         artefacts=there,
         halves=_halves(there),
@@ -257,12 +257,12 @@ def _params(run: dict[str, Any]) -> int | None:
 
 def _made_from(study: Study) -> dict[str, Any]:
     """Return the provenance of an artefact, as a summary and line by line."""
-    ids = [[f"{path.parent.name}-{path.stem.split('-')[1]}" for path in map(Path, line.files)] for line in study.lines]
+    ids = [list(line.evals) for line in study.lines]
     metas = study.all_metas
     return {
         "lines": list(zip(study.lines, ids, strict=True)),
         "runs": len({line.run_id for line in study.lines}),
-        "evaluations": sum(len(line.files) for line in study.lines),
+        "evaluations": sum(len(line.evals) for line in study.lines),
         "corpora": study.corpora,
         "devices": _distinct(meta["provenance"].get("device") for meta in metas),
         "commits": _distinct(commit_name(meta["provenance"]) for meta in metas),

@@ -10,12 +10,12 @@ of freedom:
     the same scale, architecture and number of training tokens; the same scale and architecture; all scales of the size and the
     same architecture; the same scale; all scales of the size.
 
-The size is the first part of a scale's name: mini, mini-short and mini-extrapolation are of one size, 360m-7.5b is of another.
-Architectures: attention with a forget gate, attention without one, recurrent. If no run was repeated, the noise is not known.
+The file pools.json of a results folder says to which size a scale belongs, such as {"mini": "mini", "mini-short": "mini"}; a
+scale that it does not name is a size of its own. Architectures: attention with a forget gate, attention without one, recurrent.
+If no run was repeated, the noise is not known.
 
 The other noise is that of documents: rows cut from one book are not independent samples. An evaluation records the source of
-each document that it read (extras "sources"). For older evaluations, results/sources.json has them by corpus:
-{"FINGERPRINT": [source of document 0, of document 1, ...]}."""
+each document that it read (extras "sources")."""
 
 import json
 from collections import defaultdict
@@ -30,8 +30,7 @@ import pandas as pd
 
 from analysis.statistics import Noise
 from models.spec import KINDS
-from results.sealed import read_sealed
-from results.store import META, REMEDY, Meta, read_rows, read_run, without_seed
+from results.store import POOLS, Key, Meta, Store, open_store, without_seed
 
 ENOUGH = 4
 """Degrees of freedom from which a narrow group is preferred: the quantile of Student's t is 2.8 there, against 2 at best."""
@@ -57,8 +56,11 @@ Functional = Callable[[Repeated], np.ndarray | None]
 """Function that returns one value per seed of a series; None for a series that lacks what it needs."""
 
 
-def noise_of(series: Sequence[Repeated], scale: str, family: str, train_tokens: int, functional: Functional) -> Noise | None:
-    """Return the noise between seeds of `functional`, pooled as above. None if it can be computed for no series."""
+def noise_of(
+    series: Sequence[Repeated], scale: str, size: str, family: str, train_tokens: int, functional: Functional
+) -> Noise | None:
+    """Return the noise between seeds of `functional` at a scale of a size, pooled as above. None if it can be computed for no
+    series."""
 
     @cache
     def squares(each: Repeated) -> tuple[float, int] | None:
@@ -67,7 +69,7 @@ def noise_of(series: Sequence[Repeated], scale: str, family: str, train_tokens: 
             return None
         return float(((values - values.mean()) ** 2).sum()), len(values) - 1
 
-    everywhere = f"any {size_of(scale)} scale"
+    everywhere = f"any {size} scale"
     near = [each for each in series if (each.scale, each.family) == (scale, family)]
     alike = [each for each in near if each.train_tokens == train_tokens]
     groups = {
@@ -99,49 +101,53 @@ class Measured:
     sources_D: np.ndarray | None = None
 
 
-def size_of(scale: str) -> str:
-    """Return the size of a scale: the part of its name before the first hyphen."""
-    return scale.partition("-")[0]
+def sizes(results_dir: Path) -> dict[str, str]:
+    """Return the size of each scale that a results folder names."""
+    path = results_dir / POOLS
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def repeats_for(results_dir: Path, scale: str, kind: str, without: frozenset[str] = frozenset()) -> tuple[Repeated, ...]:
-    """Return all series of a size that were trained with several seeds, as one kind of evaluation measured them. `without`:
-    digests of weights whose rows are left out, because they are to be judged."""
-    folders = sorted(each for each in results_dir.iterdir() if each.is_dir() and size_of(each.name) == size_of(scale))
-    return _repeats(tuple(path for each in folders for path in sorted((each / "rows" / kind).glob("*.meta.json"))), without)
+def size_of(results_dir: Path, scale: str) -> str:
+    return sizes(results_dir).get(scale, scale)
+
+
+def scales_of(results_dir: Path, size: str) -> list[str]:
+    """Return the stored scales of a size."""
+    known = sizes(results_dir)
+    folders = sorted(path.name for path in results_dir.iterdir() if path.is_dir())
+    return [scale for scale in folders if known.get(scale, scale) == size]
+
+
+def repeats_for(sources: Sequence[Path], size: str, kind: str, without: frozenset[str] = frozenset()) -> tuple[Repeated, ...]:
+    """Return all series of a size that were trained with several seeds, as one kind of evaluation measured them, from the
+    results folders `sources`. `without`: digests of weights whose rows are left out, because they are to be judged."""
+    return _repeats(tuple(open_store(each, scale) for each in sources for scale in scales_of(each, size)), kind, without)
 
 
 @lru_cache(maxsize=16)
-def _repeats(metas: tuple[Path, ...], without: frozenset[str]) -> tuple[Repeated, ...]:
-    groups: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = defaultdict(dict)
-    for path in sorted(metas, key=lambda path: len(path.name)):  # of several trainings of a run the first
-        meta = read_sealed(path, REMEDY, META)
-        record = path.parents[2] / "runs" / f"{meta['run_id']}.json"
-        if record.is_file() and meta.get("weights") not in without:
-            spec = read_run(record)["spec"]
-            series = meta["scale"], without_seed(spec), str(meta["spec"].get("mode", "")), meta["eval_id"]
-            groups[series].setdefault(spec["seed"], (path, spec))
+def _repeats(stores: tuple[Store, ...], kind: str, without: frozenset[str]) -> tuple[Repeated, ...]:
+    groups: dict[tuple[str, ...], dict[int, tuple[Store, Key, dict[str, Any]]]] = defaultdict(dict)
+    for store in stores:
+        for key, meta in store.metas.items():
+            record = store.run(key.run_id, key.weights)
+            if meta["kind"] == kind and record is not None and key.weights not in without:
+                spec = record["spec"]
+                series = meta["scale"], without_seed(spec), str(meta["spec"].get("mode", "")), meta["eval_id"]
+                groups[series].setdefault(spec["seed"], (store, key, spec))  # of several trainings of a run the first
     # Of several evaluations of a mode, take the one that most seeds share.
-    widest: dict[tuple[str, ...], dict[int, tuple[Path, dict[str, Any]]]] = {}
+    widest: dict[tuple[str, ...], dict[int, tuple[Store, Key, dict[str, Any]]]] = {}
     for (*ways, _), seeds in groups.items():
         if len(seeds) > max(1, len(widest.get(tuple(ways), ()))):
             widest[tuple(ways)] = seeds
     found = []
     for (scale, *_), seeds in widest.items():
-        rows = tuple(read_rows(path.with_name(path.name.replace(".meta.json", ".parquet")))[0] for path, _ in seeds.values())
-        spec = next(iter(seeds.values()))[1]
-        found.append(
-            Repeated(scale, family_of(spec["model"]), int(spec["train"]["seq_len"]), rows, int(spec["train"]["train_tokens"]))
-        )
+        rows, (*_, spec) = tuple(store.rows(key) for store, key, _ in seeds.values()), next(iter(seeds.values()))
+        train = spec["train"]
+        found.append(Repeated(scale, family_of(spec["model"]), int(train["seq_len"]), rows, int(train["train_tokens"])))
     return tuple(found)
 
 
-def sources_of(results_dir: Path, meta: Meta, documents: int) -> np.ndarray | None:
+def sources_of(meta: Meta, documents: int) -> np.ndarray | None:
     """Return the source of each of the first `documents` documents that an evaluation read; None if it is not known."""
-    sources = meta["extras"].get("sources") or _stored(results_dir / "sources.json").get(str(meta["spec"].get("corpus")), [])
+    sources = meta["extras"].get("sources", [])
     return np.array(sources[:documents]) if 0 < documents <= len(sources) else None
-
-
-@lru_cache(maxsize=4)
-def _stored(path: Path) -> dict[str, list[int]]:
-    return json.loads(path.read_text()) if path.is_file() else {}

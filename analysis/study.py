@@ -1,16 +1,18 @@
-"""An artefact and the rows it is drawn from: results/SCALE/STEM.json, and the stored evaluations that it names. Torch-free.
+"""An artefact and the rows that it is drawn from: RESULTS/SCALE/STEM.json and the stored evaluations that it names. Torch-free.
 
 A line is one run of a figure. Its axes are the settings in which it differs from the model's recipe, and figures group by them;
 its label is how the figure prints them. Lines with equal axes, model and scale are one series: repetitions with other seeds.
 
-    {"stem", "scale", "lines": [{"label", "axes", "model", "seed", "scale", "run_id",
-     "files": {"tiny/rows/per_token_loss/RUN-EVAL.parquet": sha256 of the rows}, "weights": digest of the training's weights}]}
+    {"stem", "scale", "beside": folder of more rows, "lines": [{"label", "axes", "model", "seed", "scale", "run_id",
+     "evals": {"per_token_loss-1a2b3c4d": digest of the weights}}]}
 
-A line is drawn from one training of its run. `weights` is left out if the rows are older than digests of weights."""
+`run` writes the lines that it plans, and a study has those of them that have rows. In published folders the digest of an
+evaluation's weights tells two trainings of its run apart, and is null for fresh weights; in a user's folder all are null."""
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import asdict, field
+from collections.abc import Iterable
+from dataclasses import asdict, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +22,10 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from analysis.names import rank
-from analysis.seeds import Functional, family_of, noise_of, repeats_for, sources_of
+from analysis.seeds import Functional, family_of, noise_of, repeats_for, size_of, sources_of
 from analysis.statistics import Noise
-from results.sealed import read_sealed, write_sealed
-from results.store import Meta, is_fresh, read_evaluation, read_run, run_file, training_in_name, trainings_of
+from results.atomic import write_atomic
+from results.store import UNRECORDED, Key, Meta, Store, open_store
 
 
 def _plain(value: Any) -> Any:
@@ -38,15 +40,13 @@ Series = tuple[tuple[tuple[str, Any], ...], str, str]
 Place = tuple[Series, int]
 """Series and seed: a line's place in an artefact."""
 
-REMEDY = "restore it from version control, or delete it: `run` of this artefact with --reuse-stored writes it again"
-
 _OF_LINE = ("label", "model", "seed", "scale", "run_id")
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Line:
     """One run in an artefact. `axes`: empty for the recipe itself. `model`: the recipe's name, which gives colour and order.
-    `files`: path below the results folder -> SHA-256 of its rows."""
+    `evals`: id of an evaluation -> digest of the weights that it measured."""
 
     label: str
     axes: Axes
@@ -54,18 +54,18 @@ class Line:
     seed: int
     scale: str
     run_id: str
-    files: dict[str, str] = field(default_factory=dict)
-    weights: str | None = None
+    evals: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> str | None:
+        """Digest of the weights that the line is drawn from; None if they are fresh or were not recorded."""
+        known = {weights for weights in self.evals.values() if weights is not None}
+        return known.pop() if len(known) == 1 and UNRECORDED not in known else None
 
     @property
     def is_trained(self) -> bool:
         """True if rows of the line were measured on trained weights."""
-        return not all(map(is_fresh, self.files))
-
-    @property
-    def training(self) -> str:
-        """First digits of the weights' digest in the names of the line's rows; empty for the run's first training."""
-        return max((training_in_name(Path(name)) for name in self.files), default="")
+        return any(weights is not None for weights in self.evals.values())
 
     @property
     def trained_weights(self) -> str:
@@ -87,40 +87,60 @@ def series_of(axes: Axes, model: str, scale: str) -> Series:
     return tuple(sorted(axes.items())), model, scale
 
 
-_LINES = TypeAdapter(list[Line])
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+class Lines:
+    """Contents of STEM.json. `beside`: another results folder, relative to this one, whose rows are drawn, too."""
+
+    stem: str
+    scale: str
+    lines: tuple[Line, ...] = ()
+    beside: str | None = None
+
+
+_LINES = TypeAdapter(Lines)
 
 
 def study_file(results_dir: Path, scale: str, stem: str) -> Path:
     return results_dir / scale / f"{stem}.json"
 
 
-def read_lines(results_dir: Path, scale: str, stem: str) -> list[Line]:
-    """Return the lines an artefact was drawn from; none if it never was. ValueError for a damaged file."""
+def read_lines(results_dir: Path, scale: str, stem: str) -> Lines:
+    """Return the lines of an artefact; none if it was never planned. ValueError for a damaged file."""
     path = study_file(results_dir, scale, stem)
     if not path.is_file():
-        return []
-    values = read_sealed(path, REMEDY)
-    if (values.get("stem"), values.get("scale")) != (stem, scale):
-        raise ValueError(f"{path} does not belong here: it is {values.get('stem')} at {values.get('scale')}; {REMEDY}")
+        return Lines(stem, scale)
     try:
-        return _LINES.validate_json(json.dumps(values.get("lines")))
-    except ValidationError:
-        raise ValueError(f"{path} is of another version: {REMEDY}") from None
+        found = _LINES.validate_json(path.read_bytes())
+    except ValidationError as error:
+        why = "is damaged" if error.errors()[0]["type"] == "json_invalid" else "is of another version"
+        raise ValueError(f"{path} {why}: restore it from version control, or delete it: `run` writes it again") from None
+    if (found.stem, found.scale) != (stem, scale):
+        raise ValueError(f"{path} does not belong here: it is {found.stem} at {found.scale}")
+    return found
 
 
-def write_lines(results_dir: Path, scale: str, stem: str, lines: list[Line]) -> Path:
-    """Write which rows an artefact is drawn from; the file is not touched if nothing changed."""
-    path = study_file(results_dir, scale, stem)
-    # Weights are left out if they are not recorded.
-    as_json = [{name: value for name, value in asdict(line).items() if (name, value) != ("weights", None)} for line in lines]
-    values = {"stem": stem, "scale": scale, "lines": as_json}
-    try:
-        unchanged = read_sealed(path, REMEDY) == values
-    except ValueError:
-        unchanged = False
-    if not unchanged:
-        write_sealed(path, values, compact=True)
-    return path
+def write_lines(results_dir: Path, lines: Lines) -> None:
+    """Write the lines of an artefact, one per line of text; the file is not touched if nothing changed."""
+    path, values = study_file(results_dir, lines.scale, lines.stem), asdict(lines)
+    items = ",\n".join("  " + json.dumps(line) for line in values.pop("lines"))
+    head = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in values.items() if value is not None)
+    text = "{\n" + head + f' "lines": [\n{items}\n ]\n}}\n'
+    if not path.is_file() or path.read_text() != text:
+        write_atomic(path, text)
+
+
+def joined(old: Iterable[Line], new: Iterable[Line]) -> tuple[Line, ...]:
+    """Merge lines by place and run: old ones keep their order and their evaluations. A new place follows the line that is
+    declared before it, or else precedes those that are declared after it."""
+    lines = {(line.place, line.run_id): line for line in old}
+    order, new = list(lines), list(new)
+    names = [(line.place, line.run_id) for line in new]
+    for index, (name, line) in enumerate(zip(names, new, strict=True)):
+        if name not in lines:
+            after = min((order.index(each) for each in names if each in order), default=len(order))
+            order.insert(order.index(names[index - 1]) + 1 if index else after, name)
+        lines[name] = replace(line, evals={**(lines[name].evals if name in lines else {}), **line.evals})
+    return tuple(lines[name] for name in order)
 
 
 Evaluation = tuple[Line, pd.DataFrame, Meta]
@@ -131,51 +151,60 @@ class NothingStored(ValueError):
 
 
 class Study:
-    """An artefact's lines with their rows, for drawing and judging. Everything is read on first use."""
+    """An artefact's lines with their rows, for drawing and judging. Rows are read on first use."""
 
     def __init__(self, results_dir: Path, scale: str, stem: str):
         self.results_dir, self.scale, self.stem = results_dir, scale, stem
         self.folder = results_dir / scale
         """The folder of figures/ and tables/."""
-        self.lines = read_lines(results_dir, scale, stem)
+        planned = read_lines(results_dir, scale, stem)
+        self.sources = [results_dir, *([results_dir / planned.beside] if planned.beside else [])]
+        """The folders of the rows, that of the study first."""
+        self._found: dict[Place, dict[Key, Store]] = {}
+        self.lines: list[Line] = []
+        for line in planned.lines:
+            self.add(line)
         if not self.lines:
-            raise ValueError(f"{study_file(results_dir, scale, stem)}: nothing is stored for {stem}; run its experiment first")
+            raise self.nothing("rows")
         self.scales = list(dict.fromkeys(line.scale for line in self.lines))
         """The scales of the lines, in their order: an artefact may draw runs of other scales than its own."""
         self.seed_counts = dict(Counter(line.series for line in self.lines))
         self.num_seeds = max(self.seed_counts.values())
         """The largest number of seeds that one series has."""
-        self._repeats = cache(partial(repeats_for, results_dir))
+        self._repeats = cache(partial(repeats_for, self.sources))
+
+    def add(self, line: Line) -> None:
+        """Add a line if it has rows; it replaces an older one of its place."""
+        if not (found := self._find(line)):
+            return
+        line = replace(line, evals={key.eval_id: key.weights for key in found})
+        places = [each.place for each in self.lines]
+        if line.place in places:
+            self.lines[places.index(line.place)] = line
+        else:
+            self.lines.append(line)
+        self._found[line.place] = found
+
+    def _find(self, line: Line) -> dict[Key, Store]:
+        """Return those of a line's evaluations that have rows, and where. Rows of trained weights all come from the first
+        folder that has some. ValueError for damaged rows, and for rows of two trainings."""
+        found: dict[Key, Store] = {}
+        for store in (open_store(folder, line.scale) for folder in self.sources):
+            keys = [key for each in line.evals.items() if (key := store.find(line.run_id, *each)) is not None]
+            if faults := [store.faults[line.run_id, each] for each in line.evals if (line.run_id, each) in store.faults]:
+                raise ValueError(f"{faults[0]}: `run` measures again")
+            trained, named = any(key.weights for key in found), {key.eval_id for key in found}
+            found |= {key: store for key in keys if key.eval_id not in named and not (trained and key.weights)}
+        weights = {key.weights for key in found} - {None, UNRECORDED}
+        if len(weights) > 1:
+            apart = f"rows of run {line.run_id} are of several trainings ({', '.join(sorted(map(str, weights)))})"
+            raise ValueError(f"{self.stem}, {line.label}: {apart}: `run` measures again")
+        return found
 
     @cached_property
     def _evaluations(self) -> list[Evaluation]:
-        found = []
-        for line in self.lines:
-            for name, digest in line.files.items():
-                path = self.results_dir / name
-                rows, meta = read_evaluation(path, line.run_id)
-                if meta["rows_sha256"] != digest:
-                    raise ValueError(f"{path} holds other rows than {self.stem}.json was drawn from: {REMEDY}")
-                found.append((line, rows, meta))
-        self._check_trainings(found)
-        return found
-
-    def _check_trainings(self, found: list[Evaluation]) -> None:
-        """Raise ValueError if a run's rows are of several trainings."""
-        places: dict[str, set[str]] = defaultdict(set)
-        digests: dict[str, set[str]] = defaultdict(set)
-        for line, _, meta in found:
-            if not is_fresh(meta["eval_id"]):
-                digests[line.run_id] |= {weights for weights in (line.weights, meta.get("weights")) if weights}
-                places[line.run_id] |= {training_in_name(Path(name)) for name in line.files if not is_fresh(name)}
-        for run_id in places:
-            if len(digests[run_id]) > 1 or len(places[run_id]) > 1:
-                weights = ", ".join(sorted(digests[run_id])) or "not recorded"
-                raise ValueError(
-                    f"{self.stem} at {self.scale} mixes trainings of run {run_id} (weights {weights}). `python -m experiments "
-                    f"run {self.stem} --scale {self.scale} --draw-these-trainings` draws each line from the training in its "
-                    "run folder"
-                )
+        found = [(line, key, store) for line in self.lines for key, store in self._found[line.place].items()]
+        return [(line, store.rows(key), store.metas[key]) for line, key, store in found]
 
     def whole(self) -> "Study":
         """Read all rows and records, and return the study itself. ValueError if one is missing or damaged."""
@@ -225,12 +254,11 @@ class Study:
         spec, kind = self.spec(line.run_id), meta["kind"]
 
         def noise(functional: Functional) -> Noise | None:
-            series, train_tokens = self._repeats(line.scale, kind), int(spec["train"]["train_tokens"])
-            return noise_of(series, line.scale, family_of(spec["model"]), train_tokens, functional)
+            size, train_tokens = size_of(self.results_dir, line.scale), int(spec["train"]["train_tokens"])
+            return noise_of(self._repeats(size, kind), line.scale, size, family_of(spec["model"]), train_tokens, functional)
 
         names = {name: getattr(line, name) for name in ("label", "axes", "model", "scale")}
-        sources_D = sources_of(self.results_dir, meta, documents)
-        return {**names, "train_len": int(spec["train"]["seq_len"]), "noise": noise, "sources_D": sources_D}
+        return {**names, "train_len": int(spec["train"]["seq_len"]), "noise": noise, "sources_D": sources_of(meta, documents)}
 
     def stored(self, kind: str, what: str, **wanted: Any) -> pd.DataFrame:
         """Return `rows` in the paper's order of models. ValueError, which calls them `what`, if there are none."""
@@ -242,6 +270,10 @@ class Study:
         """The metas of a kind of evaluation, one per line and file."""
         return [meta for _, _, meta in self.evaluations(kind)]
 
+    def metas_of(self, line: Line) -> list[Meta]:
+        """The metas of a line's evaluations."""
+        return [store.metas[key] for key, store in self._found[line.place].items()]
+
     @property
     def all_metas(self) -> list[Meta]:
         """The metas of all stored evaluations of the lines, drawn or not."""
@@ -249,17 +281,19 @@ class Study:
 
     @cached_property
     def runs(self) -> dict[str, dict[str, Any]]:
-        """Records of the runs (results/SCALE/runs/ID.json) by id."""
-        return {line.run_id: read_run(run_file(self.results_dir, line.scale, line.run_id)) for line in self.lines}
+        """Records of the trainings that the lines are drawn from, by the ids of their runs."""
+        found = {}
+        for line in self.lines:
+            key = max(self._found[line.place], key=lambda key: key.weights or "")
+            record = self._found[line.place][key].run(line.run_id, line.weights)
+            if record is None:
+                raise ValueError(f"{self.stem}, {line.label}: the record of run {line.run_id} is missing or damaged")
+            found[line.run_id] = record
+        return found
 
     def final_loss(self, line: Line) -> float | None:
         """Return the final loss of the training that a line is drawn from; None if it is not known."""
-        return (self._training(line) or self.runs[line.run_id]).get("final_loss")
-
-    def _training(self, line: Line) -> dict[str, Any] | None:
-        """Return the training that a line is drawn from; None if its rows name no weights."""
-        found = trainings_of(self.runs[line.run_id]) if line.weights else []
-        return next((each for each in found if each["weights"] == line.weights), None)
+        return self.runs[line.run_id]["final_loss"]
 
     def is_adopted(self, line: Line) -> bool:
         """Return whether the weights of a line's run were trained elsewhere and adopted, so that their seed is not known."""
@@ -270,11 +304,8 @@ class Study:
         return any(start.get("git_dirty") for start in self.starts(line))
 
     def starts(self, line: Line) -> list[dict[str, Any]]:
-        """Return the starts of the training that a line is drawn from, or of all trainings of its run if that is not known;
-        none for fresh weights."""
-        training = self._training(line)
-        own = [each for each in self.runs[line.run_id]["starts"] if training is None or each["date"] in training["starts"]]
-        return own if line.is_trained else []
+        """Return the starts of the training that a line is drawn from; none for fresh weights."""
+        return self.runs[line.run_id]["starts"] if line.is_trained else []
 
     def spec(self, run_id: str) -> dict[str, Any]:
         """The RunSpec of a run, as JSON."""

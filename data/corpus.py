@@ -1,6 +1,6 @@
 """A tokenised corpus on disk: train.zarr and heldout.zarr, uint16 of shape (documents, document_len), as in LongCrawl64.
 
-Corpora made by this suite also hold their tokeniser and a sealed corpus.json with the CRC-32 of every other file, by which a
+Corpora made by this suite also hold their tokeniser and a corpus.json with the CRC-32 of every other file, by which a
 file is checked when it is first read."""
 
 import functools
@@ -18,7 +18,7 @@ from data.spec import DataSpec
 from data.split import Split, open_array
 from data.tokenizer import GPT2_VOCAB_SIZE, Tokenizer, TokenizerChoice
 from models.spec_parts import strict
-from results.sealed import read_sealed, write_sealed
+from results.atomic import write_atomic
 
 _FINGERPRINT_DOCUMENTS = 64
 HELDOUT_SOURCES = "heldout-sources.json"
@@ -62,16 +62,15 @@ def write_about(folder: Path, spec: DataSpec, counts: Counts) -> None:
     """Write corpus.json, the last file of a corpus."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in paths}
-    write_sealed(folder / "corpus.json", asdict(About(spec, counts, files)))
+    write_atomic(folder / "corpus.json", json.dumps(asdict(About(spec, counts, files)), indent=1) + "\n")
 
 
 def read_about(folder: Path) -> About:
-    """Read corpus.json. ValueError if it is missing, altered or of another version."""
-    content = read_sealed(folder / "corpus.json", _remedy(folder))
+    """Read corpus.json. ValueError if it is missing, damaged or of another version."""
     try:
-        return _ABOUT.validate_json(json.dumps(content))
-    except ValidationError:
-        raise ValueError(f"{folder / 'corpus.json'} is of another version: {_remedy(folder)}") from None
+        return _ABOUT.validate_json((folder / "corpus.json").read_bytes())
+    except (OSError, ValidationError):
+        raise ValueError(f"{folder / 'corpus.json'} is missing, damaged or of another version: {_remedy(folder)}") from None
 
 
 def _remedy(folder: Path) -> str:

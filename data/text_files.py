@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data.prefetch import Prefetcher
-from results.sealed import read_sealed, write_sealed
+from results.atomic import write_atomic
 
 _SUFFIXES = re.compile(r"(\.txt|\.jsonl|\.parquet)(|\.xz|\.gz|\.zst)$")
 _FILES_AHEAD, _BLOCKS_AHEAD, _BLOCK_BYTES = 8, 64, 1 << 20  # 512 MiB of text at most
@@ -25,12 +25,12 @@ _ALLOWED = "a folder, a glob or a file of .txt, .jsonl or .parquet, each also .x
 
 class FileDigests:
     """SHA-256 of files, cached by path, size, mtime and ctime (which cannot be set back), so that a second call reads nothing.
-    `memory`: the sealed file of the cache, written if possible; it may be deleted at any time."""
+    `memory`: the file of the cache, written if possible; it may be deleted at any time."""
 
     def __init__(self, memory: Path) -> None:
         self._memory, self._known = memory, {}
-        with suppress(ValueError):
-            self._known = read_sealed(memory, "")
+        with suppress(OSError, ValueError):
+            self._known = json.loads(memory.read_bytes())
 
     def sha256(self, path: Path) -> str:
         """Return the hex digest of the file's bytes. ValueError if it cannot be read."""
@@ -47,7 +47,7 @@ class FileDigests:
         if stat.st_size >= _REMEMBER_FROM_BYTES:
             self._known[key] = [*stamp, digest]
             with suppress(OSError):  # only a cache: a full or read-only disk is reported by code that must write there
-                write_sealed(self._memory, self._known)
+                write_atomic(self._memory, json.dumps(self._known))
         return digest
 
 

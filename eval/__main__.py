@@ -1,7 +1,7 @@
 """Evaluate one model: `python -m eval NAME --model PATH_OR_RUN [options] --out FILE`.
 
 The model is a run folder of this suite, a folder with a Hugging Face checkpoint (ours, the authors', or any causal LM),
-or a hub name. Rows go to FILE (.parquet), their provenance to .meta.json beside it. An interrupted evaluation is resumed."""
+or a hub name. Rows go to FILE (.parquet), their provenance into its footer. An interrupted evaluation is resumed."""
 
 import training.interrupted  # noqa: F401  # isort: skip  (before slow imports)
 import sys

@@ -1,6 +1,6 @@
 """Several evaluations of one run in one process: `python -m eval.job RUN_DIR --spec A.json B.json --corpus DIR`.
 
-Writes RUN_DIR/evals/<eval_id>.parquet and .meta.json. Finished evaluations are skipped, interrupted ones resumed. If one fails,
+Writes RUN_DIR/evals/<eval_id>.parquet. Finished evaluations are skipped, interrupted ones resumed. If one fails,
 the others are still computed, and the exit code is 2."""
 
 import datetime
@@ -23,7 +23,7 @@ from eval.runner.sources import Sources
 from eval.runner.spec import EvalSpec
 from results.atomic import check_writable
 from results.provenance import provenance
-from results.store import fault_of, read_rows, write_rows
+from results.store import Key, read_rows, write_rows
 from training.command_line import guarded, parse, short
 from training.signals import EXIT_ERROR, EXIT_FINISHED
 
@@ -44,7 +44,7 @@ class Job(Command):
     """Evaluate one run by one or several specs."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder (runs/SCALE/NAME-ID)."""
+    """Run folder (RESULTS/SCALE/runs/NAME-ID)."""
     spec: tuple[Path, ...]
     """JSON files with one bound spec each."""
 
@@ -61,23 +61,21 @@ def read_spec(path: Path) -> EvalSpec:
 
 
 def exists(out: Path, subject: Subject, spec: EvalSpec) -> bool:
-    """Return whether `out` holds this evaluation of this model. If it is damaged, or was measured on other weights of the run,
-    False is returned and the reason printed. ValueError if it is of another model or spec."""
+    """Return whether `out` holds this evaluation of this model. If it is damaged or of other weights, or another's in the run's
+    own folder, False is returned and the reason printed. ValueError for another's file that the user named."""
     if not out.exists():
         return False
-    if fault_of(out) is not None:
-        print(f"{out} is damaged: evaluating again", file=sys.stderr)
-        return False
-    meta = read_rows(out)[1]
-    if (meta["run_id"], meta["eval_id"]) != (subject.run_id, eval_id(spec)):
-        found = f"{meta['eval_id']} of {meta['model']} ({meta['run_id']})"
-        wanted = f"{eval_id(spec)} of {subject.model} ({subject.run_id})"
-        raise ValueError(f"{out} holds {found}, not {wanted}: delete it, or name another file with --out")
-    measured, own = meta.get("weights"), weights_of(subject, spec)
-    if measured is not None and own is not None and measured != own:
-        print(f"{out} was measured on weights {measured}, the model has {own}: evaluating again", file=sys.stderr)
-        return False
-    return True
+    own = Key(subject.run_id, eval_id(spec), weights_of(subject, spec))
+    try:
+        held = Key.of(read_rows(out)[1])
+        fault = "" if held == own else f"{out} holds {held.eval_id} of run {held.run_id}, weights {held.weights}; wanted: {own}"
+    except ValueError as error:
+        held, fault = own, str(error)
+    if held[:2] != own[:2] and (subject.run is None or out.parent != subject.path / "evals"):
+        raise ValueError(f"{fault}: delete it, or name another file with --out")
+    if fault:
+        print(f"{fault}: evaluating again", file=sys.stderr)
+    return not fault
 
 
 def weights_of(subject: Subject, spec: EvalSpec) -> str | None:
@@ -86,7 +84,7 @@ def weights_of(subject: Subject, spec: EvalSpec) -> str | None:
 
 
 def run(loaded: Loaded, spec: EvalSpec, context: Context, out: Path) -> bool:
-    """Evaluate and write `out` (.parquet and .meta.json). Return False if it exists already. Samples finished before an
+    """Evaluate and write `out`, a .parquet file. Return False if it exists already. Samples finished before an
     interruption are kept beside it in .partial.jsonl / .partial.npz and not computed again."""
     subject, name = loaded.subject, eval_id(spec)
     if exists(out, subject, spec):

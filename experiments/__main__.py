@@ -15,13 +15,12 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from eval.runner.machine import machine_name
-from experiments import adopt, artefact, compare, execute, overview, plan, render
-from experiments.collect import DrawSpec
+from experiments import adopt, artefact, compare, execute, overview, plan, publish, render
 from experiments.recipes import Recipe, check_name
 from experiments.request import Corpora, Request, Selection, Stored
 from experiments.scales import get_scale
 from training.command_line import guarded, parse
-from training.signals import EXIT_ERROR, EXIT_NOT_REPRODUCED
+from training.signals import EXIT_ERROR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +28,7 @@ class List:
     """Show all figures, tables and scales."""
 
     results_dir: Path = Path("results")
+    """Folder whose stored scales are shown."""
 
     def run(self, console: Console) -> None:
         overview.print_overview(console, self.results_dir)
@@ -84,20 +84,6 @@ def _planned(request: Request, *, rehearsal: bool = False) -> plan.Plan:
     return plan.make_plan(settled, machine=machine_name(settled.device), rehearsal=rehearsal)
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Collect and draw the artefact that a file written by `run` specifies (for the last jobs of a SLURM graph)."""
-
-    file: Positional[Path]
-
-    def run(self, console: Console) -> int:
-        code = execute.draw([DrawSpec.read(self.file)], console)
-        if code == EXIT_ERROR:  # a restart would not help
-            raise ValueError(f"{self.file.stem}: nothing to draw, none of its evaluations is finished.")
-        # Damaged rows stay damaged on every node. Results that were not reproduced were drawn.
-        return EXIT_ERROR if code not in (0, EXIT_NOT_REPRODUCED) else 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Render(Selection):
     """Draw from stored rows and write the report. Needs no torch and no GPU."""
@@ -107,7 +93,7 @@ class Render(Selection):
         named, there = artefact.chosen(self.artefacts) if self.artefacts else (), (self.results_dir / scale).is_dir()
         with execute.alone_in(self.results_dir, console) if there else nullcontext():  # a typing error creates no files
             stems = named or render.stored(scale, self.results_dir)
-            return 1 if render.render_all(stems, scale, self.results_dir, console) else 0
+            return EXIT_ERROR if render.render_all(stems, scale, self.results_dir, console) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,22 +110,32 @@ class Why(Stored):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Stored):
-    """Compare runs with the stored ones: does each number lie where one more seed would? Or compare two runs step by step."""
+class Compare:
+    """Compare the rows of two results folders: does each number lie where one more seed would? Or two run folders, step by
+    step."""
 
-    folders: Positional[tuple[Path, ...]] = ()
-    """Run folders. None: all of the scale. One: also step by step with the stored curve. Two: with each other."""
-    runs_dir: Path = Path("runs")
-    """Run folders."""
+    one: Positional[Path] = Path("out")
+    """Your results folder, or a run folder."""
+    other: Positional[Path] = Path("results")
+    """The folder to compare it with."""
+    scale: str = "tiny"
+    """Scale to compare, with all others of its size."""
 
     def run(self, console: Console) -> int:
-        of_scale = self.runs_dir / get_scale(self.scale).name
-        folders = self.folders or sorted(path.parent for path in of_scale.glob("*/spec.json"))
-        if not folders:
-            raise ValueError(f"{of_scale} holds no runs: make some with `run`, or name run folders.")
-        if len(self.folders) != 2 and not self.results_dir.is_dir():
-            raise ValueError(f"--results-dir {self.results_dir}: there is no such folder to compare with.")
-        return compare.compare(folders, self.results_dir, console, named=bool(self.folders))
+        return compare.compare(self.one, self.other, get_scale(self.scale).name, console)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publish:
+    """Append the rows of your results folder to a published one, which other commands only read."""
+
+    source: Positional[Path]
+    """Your results folder, also of an older version."""
+    target: Positional[Path]
+    """Published folder, such as results."""
+
+    def run(self, console: Console) -> None:
+        publish.publish(self.source, self.target, console)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,23 +148,23 @@ class Adopt(Corpora):
     """Model of the checkpoint, such as fox_pro."""
     scale: str = "tiny"
     """Scale of the checkpoint."""
-    runs_dir: Path = Path("runs")
-    """Run folders."""
+    results_dir: Path = Path("out")
+    """Results folder for the run, better none with trainings of your own."""
 
     def run(self, console: Console) -> None:
         check_name(self.name, "--as ")
         corpus = plan.corpus_at(self, get_scale(self.scale))
         prepared = None if corpus.counts() is None else corpus.folder
-        run = adopt.adopt(self.folder, Recipe(self.name, self.name, self.scale), corpus.spec, prepared, self.runs_dir)
+        run = adopt.adopt(self.folder, Recipe(self.name, self.name, self.scale), corpus.spec, prepared, self.results_dir)
         console.print(f"adopted as {run.path}; `run` evaluates and draws it like any other run", markup=False)
 
 
-Command = List | Plan | Prepare | Run | Draw | Render | Why | Compare | Adopt
+Command = List | Plan | Prepare | Run | Render | Why | Compare | Publish | Adopt
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 a task failed, 2 an error that the user can fix, 3 done, but stored results were not reproduced,
-    75 stopped and to be restarted, 130 interrupted."""
+    """Exit codes: 0 done, 1 a task failed, 2 an error that the user can fix, 3 not reproduced (`compare`), 75 stopped and to be
+    restarted, 130 interrupted."""
     command = parse(Command, arguments, "python -m experiments", __doc__)
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
     return guarded(lambda: command.run(console) or 0)

@@ -1,7 +1,7 @@
-"""Published checkpoints as runs: `python -m experiments adopt FOLDER --as fox_pro --scale 760m-48b --data ...`.
+"""Published checkpoints as runs: `python -m experiments adopt FOLDER --as fox_pro --scale 760m-48b --results-dir FOLDER`.
 
-The run's identity includes the digest of the weights and the tokeniser. A plan uses an adopted run for the unchanged recipe of
-its name, scale and seed 0 instead of training one. An adopted run is refused where a training of that recipe exists."""
+The run's identity includes the digest of the weights and the tokeniser. In its results folder a plan uses an adopted run for the
+unchanged recipe of its name, scale and seed 0 instead of training one."""
 
 import datetime
 import hashlib
@@ -31,30 +31,21 @@ PADDING = 1024
 """Limit to the padding of a vocabulary."""
 
 
-def adopted_run(runs_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | None:
-    """Return the adopted run that replaces training `recipe`, if there is one. ValueError if there are several, if it was
-    adopted for another corpus, or if a training of ours exists, too."""
-    if recipe.model or recipe.train or recipe.seed or recipe.task:
+def adopted_run(results_dir: Path, recipe: Recipe, data: DataSpec) -> RunSpec | None:
+    """Return the adopted run that replaces training `recipe`, if there is one. ValueError if it was adopted for another corpus,
+    and for other seeds, which must not be averaged with it."""
+    if recipe.model or recipe.train or recipe.task or not (found := _adopted(results_dir, recipe)):
         return None
-    found = []
-    for path in _adopted(runs_dir, recipe):
-        spec = RunFolder.open(path.parent).read_spec()
-        if spec.weights is None:
-            raise ValueError(f"{path} does not belong here: run {spec.run_id} was not adopted; delete the file.")
-        found.append(spec)
-    if len(found) > 1:
-        names = ", ".join(spec.folder_name for spec in found)
-        raise ValueError(f"several checkpoints are adopted as {recipe.name} at {recipe.scale} ({names}): remove all but one.")
-    if found and found[0].data.fingerprint not in (data.fingerprint, "absent") and data.fingerprint != "absent":
-        other = f"{found[0].data.source}, {found[0].data.fingerprint}; this is {data.fingerprint}"
-        remedy = "adopt it for this one into another --runs-dir."
-        raise ValueError(f"{found[0].folder_name} was adopted for another corpus ({other}): {remedy}")
-    if found:
-        _refuse_beside_own(runs_dir, recipe, data, found[0])
-    return found[0] if found else None
+    spec = RunFolder.open(found[0].parent).read_spec()
+    if recipe.seed:
+        raise ValueError(f"{recipe.name} is adopted in {results_dir}, which is one training: leave out --seeds.")
+    if spec.data.fingerprint not in (data.fingerprint, "absent") and data.fingerprint != "absent":
+        other = f"{spec.data.source}, {spec.data.fingerprint}; this is {data.fingerprint}"
+        raise ValueError(f"{spec.folder_name} was adopted for another corpus ({other}): adopt it into another --results-dir.")
+    return spec
 
 
-def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, runs_dir: Path) -> RunFolder:
+def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, results_dir: Path) -> RunFolder:
     """Make a finished run of the checkpoint in `folder` (our format or the authors'). ValueError if there is no checkpoint, if
     files differ from its manifest, if weights do not fit, if the model is not the recipe's, if the vocabulary's size or (if the
     corpus is `prepared` in a folder) the tokeniser differs from the corpus's, or if another checkpoint was adopted before."""
@@ -79,11 +70,11 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, r
         if prepared is not None:
             Loaded(Subject.find(str(folder)), "cpu").check_token_ids(Corpus.open(prepared))
     spec = replace(plain, model=found, weights=_digest(folder))
-    for other in (path.parent for path in _adopted(runs_dir, recipe) if path.parent.name != spec.folder_name):
-        remedy = "delete that folder first, or adopt into another --runs-dir."
-        raise ValueError(f"{other} is adopted as {recipe.name} at {recipe.scale} already, and only one can be: {remedy}")
-    _refuse_beside_own(runs_dir, recipe, data, spec)
-    run = RunFolder.create(runs_dir / recipe.scale / spec.folder_name, spec)
+    runs = results_dir / recipe.scale / "runs"
+    begun = [*_adopted(results_dir, recipe), *runs.glob(f"*-{plain.run_id}/provenance.jsonl")]
+    for other in (path.parent for path in begun if path.parent.name != spec.folder_name):
+        raise ValueError(f"{other} is {recipe.name} at {recipe.scale} already: adopt into another --results-dir.")
+    run = RunFolder.create(runs / spec.folder_name, spec)
     if run.export_fault(digests=True) is not None:  # missing or damaged
         partial = run.path / "export.partial"
         shutil.rmtree(partial, ignore_errors=True)
@@ -96,16 +87,9 @@ def adopt(folder: Path, recipe: Recipe, data: DataSpec, prepared: Path | None, r
     return run
 
 
-def _adopted(runs_dir: Path, recipe: Recipe) -> list[Path]:
+def _adopted(results_dir: Path, recipe: Recipe) -> list[Path]:
     """Return the files that mark run folders as adopted, for this model at this scale."""
-    return sorted((runs_dir / recipe.scale).glob(f"{recipe.name}-*/adopted.json"))
-
-
-def _refuse_beside_own(runs_dir: Path, recipe: Recipe, data: DataSpec, adopted: RunSpec) -> None:
-    """Raise ValueError if training the run that an adopted one would replace has begun here."""
-    for begun in (runs_dir / recipe.scale).glob(f"*-{recipe.run_spec(data).run_id}/provenance.jsonl"):
-        remedy = "keep the two apart with --runs-dir FOLDER and --results-dir FOLDER."
-        raise ValueError(f"{begun.parent} is a training of seed 0, which the adopted {adopted.folder_name} replaces: {remedy}")
+    return sorted((results_dir / recipe.scale / "runs").glob(f"{recipe.name}-*/adopted.json"))
 
 
 def apart(found: ModelSpec, wanted: ModelSpec) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from analysis.curves import KIND, LossCurve, loss_curves
-from analysis.seeds import family_of, size_of
+from analysis.seeds import family_of, scales_of
 from analysis.study import Study, study_file
 from analysis.style import place_of
 from analysis.tables import to_markdown
@@ -25,7 +25,7 @@ from experiments.fox.table_lr_grid import best_of, by_rate
 from experiments.scales import get_scale
 from kernels.benchmark.rows import compared, drawn_place, times_here
 from results.measured import FOLDER, read
-from results.store import read_evaluation, read_run, starts_of, trainings_of
+from results.store import open_store
 from training.hardware import DENSE_BF16_PEAK
 from training.signals import EXIT_ERROR
 from training.spec import RunSpec
@@ -89,13 +89,17 @@ class Facts:
     def findings(self, stem: str, scale: str = "mini") -> Sequence[str]:
         return artefacts()[stem].findings(self.study(stem, scale))
 
+    def _records(self, size: str) -> list[dict[str, Any]]:
+        """Return what is stored about each run of a size, with the starts of all its trainings."""
+        stores = [open_store(self.results_dir, scale) for scale in scales_of(self.results_dir, size)]
+        runs = [own for store in stores for own in store.runs.values()]
+        return [own[0] | {"starts": [start for each in own for start in each["starts"]]} for own in runs]
+
     def spent(self, size: str, recall: bool | None = None) -> dict[str, Any]:
         """Totals over the runs of all scales of a size (on recall, on texts, or both): runs, those without a recorded start,
         starts with a recorded end, those that ended with an error, tokens and GPU-hours; fewest and most parameters; the most
         epochs of any run; and the number of starts on each GPU with each Triton, most first."""
-        folders = [each for each in self.results_dir.iterdir() if size_of(each.name) == size]
-        records = [read_run(path) for folder in folders for path in (folder / "runs").glob("*.json")]
-        records = [each for each in records if recall in (None, bool(each["spec"]["data"].get("recall")))]
+        records = [each for each in self._records(size) if recall in (None, bool(each["spec"]["data"].get("recall")))]
         starts = [start for record in records for start in record["starts"] if start.get("end")]
         params = [start["params"] for start in starts]
         hours = sum(start.get("world_size", 1) * (start["end"].get("wall_s") or 0) for start in starts) / 3600
@@ -113,8 +117,7 @@ class Facts:
         """Count the size's runs that were trained from the first step several times ("all"), those that always gave the "same"
         weights, of these the ones trained on several kinds of GPU ("anywhere"), and those of "one_place" that did not."""
         counts: Counter[str] = Counter({"all": 0, "same": 0, "anywhere": 0, "one_place": 0})
-        folders = [each for each in self.results_dir.iterdir() if size_of(each.name) == size]
-        for record in (read_run(path) for folder in folders for path in (folder / "runs").glob("*.json")):
+        for record in self._records(size):
             begun = [start for start in record["starts"] if not start.get("first_step")]
             whole = [start for start in begun if (start.get("end") or {}).get("weights")]
             same, moved = len({start["end"]["weights"] for start in whole}) == 1, len(set(map(place_of, whole))) > 1
@@ -125,7 +128,7 @@ class Facts:
     def with_softmax(self, scale: str) -> dict[str, list[int]]:
         """Seeds of the scale's runs with PyTorch's softmax attention, by model, as their starts are older than `OPEN_GATES`."""
         found: dict[str, list[int]] = {}
-        for record in map(read_run, (self.results_dir / scale / "runs").glob("*.json")):
+        for record, *_ in open_store(self.results_dir, scale).runs.values():
             spec, dates = record["spec"], [datetime.fromisoformat(start["date"]) for start in record["starts"]]
             if spec["model"].get("forget_gate") == "none" and min(dates) < OPEN_GATES:
                 found.setdefault(record["name"], []).append(spec["seed"])
@@ -198,12 +201,10 @@ class Facts:
         spec = drawn.spec(line.run_id)
         wanted = {**spec, "train": {**spec["train"], "peak_lr": rate}, "seed": 0}
         other.lines = []
-        for path in sorted((self.results_dir / line.scale / "runs").glob("*.json")):
-            record = read_run(path)
+        for run_id, (record, *_) in sorted(open_store(self.results_dir, line.scale).runs.items()):
             if {**record["spec"], "seed": 0} == wanted:
-                files = [name.replace(line.run_id, path.stem) for name in line.files if f"/{KIND}/" in name]
-                own = {name: read_evaluation(self.results_dir / name, path.stem)[1]["rows_sha256"] for name in files}
-                other.lines.append(replace(line, seed=record["spec"]["seed"], run_id=path.stem, files=own))
+                evals: dict[str, str | None] = {each: None for each in line.evals if each.startswith(KIND)}
+                other.add(replace(line, seed=record["spec"]["seed"], run_id=run_id, evals=evals))
         (curve,) = loss_curves(other)
         return curve
 
@@ -241,10 +242,7 @@ def drawn_starts(study: Study) -> dict[str, list[dict[str, Any]]]:
     """Return the starts of the trainings that the lines are drawn from, by run: of one that was repeated, the last time."""
     found = {}
     for line in study.lines:
-        record = study.runs[line.run_id]
-        known = trainings_of(record) if line.is_trained else []
-        for training in [each for each in known if line.weights and each["weights"] == line.weights] or known[:1]:
-            starts = starts_of(record, training)
+        if starts := study.starts(line):
             begun = [index for index, start in enumerate(starts) if start.get("first_step") == 0]
             found[line.run_id] = starts[begun[-1] if begun else 0 :]
     return found

@@ -12,12 +12,11 @@ from pathlib import Path
 from data.plan import CorpusPlan
 from eval.kinds import TIMED, eval_id
 from eval.runner.spec import EvalSpec
-from experiments.collect import is_collected, is_drawn
+from experiments.drawn import is_drawn
 from experiments.plan import Plan, Run
 from experiments.request import Corpora, Request
 from experiments.scales import get_scale
 from experiments.task import Task
-from results.atomic import write_atomic
 from training.command_line import arguments_of
 from training.spec import fitted, micro_batch_size
 
@@ -31,8 +30,8 @@ class Planned(Task):
 
 
 def plans_dir(plan: Plan) -> Path:
-    """Return the folder for everything that belongs to no single run: files for `draw`, logs, submissions."""
-    return plan.request.runs_dir / plan.request.scale / "plans"
+    """Return the folder for everything that belongs to no single run: logs, submissions."""
+    return plan.request.results_dir / plan.request.scale / "plans"
 
 
 def tasks(plan: Plan, processes: int = 1) -> list[Planned]:
@@ -53,21 +52,21 @@ def tasks(plan: Plan, processes: int = 1) -> list[Planned]:
             specs = [spec for spec in wanted if spec in missing]
             key = f"{kind}:{run.spec.folder_name}:{_digest(*sorted(map(eval_id, wanted)))}"  # the same when some are done
             found += [_eval_task(plan, run, specs, key, fresh)] if specs else []
-    for stem, spec in plan.drawings.items():
-        if not (is_collected(spec) and is_drawn(spec)):
-            file = draw_file(plan, stem)
-            key = f"draw:{stem}:{file.stem.rpartition('-')[2]}"
-            found.append(Planned(key, "experiments", ("draw", str(file)), (), (), folder))
+    waiting = {run.spec.run_id for run in plan.runs.values() if run.missing_evals}
+    for stem, lines in plan.drawings.items():
+        if waiting & {line.run_id for line in lines} or not is_drawn(request.results_dir, request.scale, stem):
+            args = ("render", stem, "--scale", request.scale, "--results-dir", str(request.results_dir))
+            found.append(Planned(f"draw:{stem}", "experiments", args, (), (), folder))
     return found
 
 
 def _options(request: Request) -> list[str]:
     """Return the options from which `prepare` makes the plan of `request` again. They leave out how trainings are executed."""
-    words = ["--scale", request.scale, "--results-dir", str(request.results_dir), "--runs-dir", str(request.runs_dir)]
+    words = ["--scale", request.scale, "--results-dir", str(request.results_dir)]
     words += ["--seeds", ",".join(map(str, request.seeds)), *arguments_of(request, Corpora), *arguments_of(request.user_data)]
     for name in ("only", "line", "also"):
         words += [word for value in getattr(request, name) for word in (f"--{name}", value)]
-    words += ["--reuse-stored"] * request.reuse_stored + ["--draw-these-trainings"] * request.draw_these_trainings
+    words += ["--from", str(request.beside)] if request.beside is not None else []
     return words + (["--judge-model", request.judge_model] if request.judge_model is not None else [])
 
 
@@ -108,16 +107,6 @@ def _eval_task(plan: Plan, run: Run, specs: list[EvalSpec], key: str, fresh: boo
     needs = _prepared(run) + (() if fresh or run.folder.finished else (f"train:{run.spec.folder_name}",))
     makes = tuple(map(run.eval_file, specs))
     return Planned(key, "eval.job", args, needs, makes, run.folder.path, run, alone=kind == "time" and device == "cpu")
-
-
-def draw_file(plan: Plan, stem: str) -> Path:
-    """Return the file with an artefact's instructions for `draw`; `write_draw_specs` writes it."""
-    return plans_dir(plan) / f"{stem}-{_digest(plan.drawings[stem].to_json())}.json"
-
-
-def write_draw_specs(plan: Plan) -> None:
-    for stem, spec in plan.drawings.items():
-        write_atomic(draw_file(plan, stem), spec.to_json())
 
 
 def _digest(*texts: str) -> str:

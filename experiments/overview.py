@@ -13,7 +13,6 @@ from experiments.graph import Planned
 from experiments.plan import KnownCorpus, Plan, Run
 from experiments.scales import SCALES
 from results.provenance import commit_name
-from results.store import read_evaluation, trainings_of
 from training.hardware import DENSE_BF16_PEAK
 
 GPU = "H100"
@@ -101,15 +100,12 @@ def print_ancestry(stem: str, scale: str, results_dir: Path, console: Console) -
         console.print(f"\n[bold]{line.label}[/] ({line.model}, {of}): run {line.run_id} of scale {line.scale}")
         console.print(f"  corpus {data['source']}, {data['tokenizer']}, {data['fingerprint']}", markup=False)
         console.print(f"  drawn from {line.trained_weights}")
-        for training in [] if adopted else trainings_of(run):  # an adopted run was not trained here
-            loss = "unknown" if training["final_loss"] is None else f"{training['final_loss']:.5f}"
-            named = training["weights"] or "not recorded"
-            console.print(f"  training with weights {named}: {len(training['starts'])} starts, final loss {loss}")
+        if run["final_loss"] is not None:
+            console.print(f"  {len(run['starts'])} starts, final loss {run['final_loss']:.5f}")
         for start in run["starts"]:
             console.print(f"  start {_made(start)}, from step {start.get('first_step', 0)}", soft_wrap=True)
-        for name in line.files:
-            meta = read_evaluation(results_dir / name, line.run_id)[1]
-            console.print(f"  rows  {name}: {meta['created']}, {_made(meta['provenance'])}", soft_wrap=True)
+        for meta in study.metas_of(line):
+            console.print(f"  rows  {meta['eval_id']}: {meta['created']}, {_made(meta['provenance'])}", soft_wrap=True)
 
 
 def _made(provenance: dict[str, Any]) -> str:
@@ -146,9 +142,7 @@ def _state(run: Run) -> str:
 def _wanted_by(plan: Plan, run: Run) -> str:
     """Return the first line that is drawn from a run, with its label, and how many more lines are."""
     run_id = run.spec.run_id
-    (stem, line), *others = [
-        (spec.stem, each.line) for spec in plan.drawings.values() for each in spec.lines if each.line.run_id == run_id
-    ]
+    (stem, line), *others = [(stem, line) for stem, lines in plan.drawings.items() for line in lines if line.run_id == run_id]
     label = (f": {line.label}" if line.label != line.model else "") + (f", seed {line.seed}" if line.seed else "")
     return f"{stem}{label}" + (f", and {len(others)} more" if others else "")
 

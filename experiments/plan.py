@@ -2,12 +2,14 @@
 
 Runs are shared: artefacts request runs by their spec, and equal specs are one run, however many artefacts request it."""
 
+import json
+import os
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from analysis.study import Line, Series, read_lines
+from analysis.study import Line, Lines, joined, read_lines, write_lines
 from data.corpus import Counts
 from data.plan import CorpusPlan, resolve
 from data.spec import DataSpec
@@ -17,12 +19,11 @@ from eval.needle import spec as needle
 from eval.runner.spec import EvalSpec, Setting
 from experiments.adopt import adopted_run
 from experiments.artefact import Artefact, chosen
-from experiments.collect import DrawSpec, LineSpec
 from experiments.recipes import Recipe, check_name
 from experiments.request import Corpora, Request
-from experiments.scales import NoSizes, Scale, get_scale
-from results.atomic import write_atomic
-from results.store import fault_of, read_run, rows_file, run_file
+from experiments.scales import SIZE_OF, NoSizes, Scale, get_scale
+from results.atomic import alone, write_atomic
+from results.store import POOLS, open_store
 from training.command_line import short
 from training.run_folder import RunFolder
 from training.spec import MAX_SEED, RunSpec, check_device, micro_batch_size
@@ -46,14 +47,14 @@ Corpus = CorpusPlan | KnownCorpus
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the plan, its folder, its corpus, and all evaluations that artefacts request of it. `stored`: a results folder
-    whose rows count as done, too, besides those of the run folder."""
+    """One run of the plan, its folder, its corpus, and all evaluations that artefacts request of it. `beside`: another results
+    folder whose rows count as done, too."""
 
     spec: RunSpec
     folder: RunFolder
     corpus: Corpus
     evals: tuple[EvalSpec, ...]
-    stored: Path | None = None
+    beside: Path | None = None
 
     def eval_file(self, spec: EvalSpec) -> Path:
         return self.folder.evals / f"{eval_id(spec)}.parquet"
@@ -63,12 +64,21 @@ class Run:
 
     @property
     def missing_evals(self) -> tuple[EvalSpec, ...]:
-        return tuple(spec for spec in self.evals if self.folder.evaluation_fault(eval_id(spec)) and not self._is_stored(spec))
+        stored = self._stored()
+        names = {spec: eval_id(spec) for spec in self.evals}
+        return tuple(spec for spec in self.evals if names[spec] not in stored and self.folder.evaluation_fault(names[spec]))
 
-    def _is_stored(self, spec: EvalSpec) -> bool:
-        """Return whether stored rows count as done and those of the run's first training exist."""
-        owner = {"scale": self.spec.scale, "run_id": self.spec.run_id, "eval_id": eval_id(spec)}
-        return self.stored is not None and fault_of(rows_file(self.stored, **owner), **owner) is None
+    def _stored(self) -> set[str]:
+        """Return the evaluations that are done beside: of fresh weights any, of trained ones all or none, since the rows of a
+        line are of one training."""
+        if self.beside is None:
+            return set()
+        store = open_store(self.beside, self.spec.scale)
+        wanted = {eval_id(spec): spec.NEEDS != "spec" for spec in self.evals}
+        there = {name for name in wanted if store.find(self.spec.run_id, name, None) is not None}
+        trained = {name for name in wanted if wanted[name]}
+        begun = self.folder.provenance_file.exists() or self.folder.export.exists()
+        return there if trained <= there and not begun else there - trained
 
     @property
     def trains(self) -> bool:
@@ -79,10 +89,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a request needs. `drawings`: instructions for `draw`, by artefact stem; `runs`: by run id."""
+    """Everything that a request needs. `drawings`: the requested lines, by artefact stem; `runs`: by run id."""
 
     request: Request
-    drawings: dict[str, DrawSpec]
+    drawings: dict[str, tuple[Line, ...]]
     runs: dict[str, Run]
 
     @property
@@ -93,7 +103,7 @@ class Plan:
     @property
     def idle(self) -> list[str]:
         """Artefacts without any requested line."""
-        return [stem for stem, spec in self.drawings.items() if not spec.lines]
+        return [stem for stem, lines in self.drawings.items() if not lines]
 
     @property
     def unread(self) -> list[str]:
@@ -112,7 +122,7 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
     recipes = _all_recipes(artefacts, request)
     _check_lines(request, artefacts, recipes)
     corpora: dict[str, Corpus] = {}
-    found: dict[str, list[tuple[Line, tuple[str, ...]]]] = {stem: [] for stem in artefacts}
+    drawings: dict[str, tuple[Line, ...]] = dict.fromkeys(artefacts, ())
     runs: dict[str, Run] = {}
     corpus: Corpus
     for stem, artefact in artefacts.items():
@@ -125,22 +135,18 @@ def make_plan(request: Request, *, machine: str = "any", rehearsal: bool = False
                 if _corpus_key(at) not in corpora:
                     corpora[_corpus_key(at)] = corpus_at(request, at, rehearsal=rehearsal)
                 corpus = corpora[_corpus_key(at)]
-            spec = adopted_run(request.runs_dir, recipe, corpus.spec) or _spec_of(recipe, corpus.spec, stem)
-            spec = runs[spec.run_id].spec if spec.run_id in runs else _as_found(request.runs_dir, spec)
+            spec = adopted_run(request.results_dir, recipe, corpus.spec) or _spec_of(recipe, corpus.spec, stem)
+            spec = runs[spec.run_id].spec if spec.run_id in runs else _as_found(request, spec)
             wanted = [_bound(each, spec, request, machine) for each in artefact.evals(recipe.sizes)]
-            line = Line(recipe.label, recipe.axes, recipe.name, recipe.seed, recipe.scale, spec.run_id)
-            found[stem].append((line, tuple(map(eval_id, wanted))))
+            ids = dict.fromkeys(map(eval_id, wanted))
+            line = Line(recipe.label, recipe.axes, recipe.name, recipe.seed, recipe.scale, spec.run_id, ids)
+            drawings[stem] += (line,)
             before = runs[spec.run_id].evals if spec.run_id in runs else ()
             evals = tuple(dict.fromkeys((*before, *wanted)))
-            folder = RunFolder(request.runs_dir / spec.scale / spec.folder_name)
-            runs[spec.run_id] = Run(spec, folder, corpus, evals, request.results_dir if request.reuse_stored else None)
+            runs[spec.run_id] = Run(spec, request.run_folder(spec), corpus, evals, request.beside)
     if not runs:
         asked = [*(f"--only {model}" for model in request.only), *(f"--line {label!r}" for label in request.line)]
         raise ValueError(f"{' '.join(asked)}: no line of {', '.join(artefacts)} matches.")
-    drawings = {}
-    for stem in artefacts:
-        lines = tuple(LineSpec(line, runs[line.run_id].folder.path, ids) for line, ids in found[stem])
-        drawings[stem] = DrawSpec(stem, request.scale, request.results_dir, lines, request.draw_these_trainings)
     plan = Plan(request, drawings, runs)
     check(plan)
     return plan
@@ -155,10 +161,10 @@ def _spec_of(recipe: Recipe, data: DataSpec, stem: str) -> RunSpec:
         raise ValueError(f"{stem}, {recipe.label!r}, at {recipe.scale}: {short(error)}; {remedy}.") from None
 
 
-def _as_found(runs_dir: Path, spec: RunSpec) -> RunSpec:
+def _as_found(request: Request, spec: RunSpec) -> RunSpec:
     """Return the spec with the name of its existing run folder. One run can be a line of several models (a Transformer is a FoX
     without its gate), and is named after the model that requested it first."""
-    folders = sorted((runs_dir / spec.scale).glob(f"*-{spec.run_id}"))
+    folders = sorted(request.run_folder(spec).path.parent.glob(f"*-{spec.run_id}"))
     names = [folder.name.removesuffix(f"-{spec.run_id}") for folder in folders if (folder / "spec.json").is_file()]
     return spec if spec.name in names or not names else replace(spec, name=names[0])
 
@@ -299,61 +305,56 @@ def check(plan: Plan) -> None:
         need, them = "needs" if len(plan.drawings) == 1 else "need", "it" if len(ignored) == 1 else "them"
         nothing = f"no evaluation that {', '.join(plan.drawings)} {need} at {plan.request.scale} reads {them}"
         raise ValueError(f"{', '.join(ignored)}: {nothing}.")
-    for drawing in plan.drawings.values():
-        stored = _stored(drawing)
-        _check_stored(plan, drawing, stored)
-        _check_adopted(plan, drawing, stored)
+    for stem in plan.drawings:
+        _check_corpora(plan, stem)
 
 
 def _without(plan: Plan, run: Run, spec: EvalSpec) -> str:
     """Return the remedy that names the artefacts to leave out to avoid an evaluation; empty if none would remain."""
     line, found = (run.spec.run_id, eval_id(spec)), []
-    for stem, drawing in plan.drawings.items():
-        if line in ((each.line.run_id, name) for each in drawing.lines for name in each.evals):
+    for stem, lines in plan.drawings.items():
+        if line in ((each.run_id, name) for each in lines for name in each.evals):
             found.append(stem)
     return "" if len(found) == len(plan.drawings) else f"; or leave out {', '.join(found)}"
 
 
-def _stored(spec: DrawSpec) -> list[tuple[Line, dict[str, Any]]]:
-    """Return the lines that a figure is drawn from so far, with the specs of their runs. Lines without a run record are left
-    out; collecting the run writes the record again."""
-    lines = read_lines(spec.results_dir, spec.scale, spec.stem)
-    records = [(line, run_file(spec.results_dir, line.scale, line.run_id)) for line in lines]
-    return [(line, read_run(record)["spec"]) for line, record in records if record.is_file()]
+def _lines_there(plan: Plan, stem: str) -> tuple[Line, ...]:
+    """Return the lines of an artefact that are planned or stored in the results folder and beside it."""
+    request = plan.request
+    own = read_lines(request.results_dir, request.scale, stem).lines
+    return joined(read_lines(request.beside, request.scale, stem).lines, own) if request.beside else own
 
 
-def _check_adopted(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str, Any]]]) -> None:
-    """Raise ValueError if an adopted run would be one of several seeds in a figure, or would replace another run."""
-    wanted = [(each.line, plan.runs[each.line.run_id].spec.weights) for each in spec.lines]
-    first: dict[Series, tuple[Line, str | None]] = {}
-    for line, weights in (*wanted, *((line, run.get("weights")) for line, run in stored)):
-        other, others = first.setdefault(line.series, (line, weights))
-        if weights != others:
-            adopted, beside = (other, line) if others is not None else (line, other)
-            remedy = "keep the two apart with --runs-dir FOLDER and --results-dir FOLDER; --seeds 0 asks for it alone."
-            said = f"run {adopted.run_id} is adopted and cannot be averaged with run {beside.run_id} (seed {beside.seed})"
-            raise ValueError(f"{spec.stem}, {line.label}: {said} or drawn in its place: {remedy}")
-
-
-def _check_stored(plan: Plan, spec: DrawSpec, stored: list[tuple[Line, dict[str, Any]]]) -> None:
+def _check_corpora(plan: Plan, stem: str) -> None:
     """Raise ValueError if a figure would mix runs on several corpora: of one scale, or of one tokeniser and document length."""
-    runs = [plan.runs[each.line.run_id].spec for each in spec.lines]
+    request, runs = plan.request, [plan.runs[line.run_id].spec for line in plan.drawings[stem]]
     ours: dict[Any, str] = {run.scale: run.data.fingerprint for run in runs}
     ours |= {(run.data.tokenizer, run.data.document_len): run.data.fingerprint for run in runs if run.data.recall is None}
-    for line, run in stored:
-        data = run["data"]
+    for line in _lines_there(plan, stem):
+        folders = [request.results_dir, *([request.beside] if request.beside else [])]
+        record = next(filter(None, (open_store(each, line.scale).run(line.run_id, line.weights) for each in folders)), None)
+        data = record["spec"]["data"] if record else {"recall": True}
         if data.get("recall"):  # one figure may show recall tasks of several sizes
             continue
         own = ours.get(line.scale, ours.get((data.get("tokenizer"), data.get("document_len")), data["fingerprint"]))
         if data["fingerprint"] != own != "absent":
             other = f"{data['source']}, {data['fingerprint']}; this is {own}"
-            file, remedy = spec.results_dir / spec.scale / spec.stem, "keep the two apart with --results-dir FOLDER."
-            raise ValueError(f"{file}.json is drawn from runs on another corpus ({other}): {remedy}")
+            remedy = "keep the two apart with --results-dir FOLDER."
+            raise ValueError(f"{stem} at {request.scale} is drawn from runs on another corpus ({other}): {remedy}")
 
 
 def write_specs(plan: Plan) -> None:
-    """Create the run folders, and write the specs of missing evaluations into them for the jobs."""
+    """Create the run folders, write the specs of missing evaluations into them for the jobs, and the lines of the artefacts."""
     for run in plan.runs.values():
-        RunFolder.create(run.folder.path, run.spec)
-        for spec in run.missing_evals:
+        missing = run.missing_evals
+        if missing:
+            RunFolder.create(run.folder.path, run.spec)
+        for spec in missing:
             write_atomic(run.spec_file(spec), EVAL_SPEC.dump_json(spec, indent=1).decode() + "\n")
+    request = plan.request
+    with alone(request.results_dir / ".lock", lambda: None, needed=False):
+        write_atomic(request.results_dir / POOLS, json.dumps(SIZE_OF, indent=1) + "\n")
+        for stem, lines in plan.drawings.items():
+            before = read_lines(request.results_dir, request.scale, stem).beside
+            beside = os.path.relpath(request.beside, request.results_dir) if request.beside else before
+            write_lines(request.results_dir, Lines(stem, request.scale, joined(_lines_there(plan, stem), lines), beside))

@@ -20,11 +20,11 @@ from rich.markup import escape
 
 from analysis import report
 from analysis.statistics import LEVEL, POWER
-from analysis.study import Study, read_lines, study_file
+from analysis.study import NothingStored, Study, study_file
 from analysis.verdict import JUDGED, Claim, Status, Verdict, judge
 from data.spec import DataSpec
 from experiments.artefact import FOLDERS, Artefact, artefacts
-from experiments.collect import drawn_file
+from experiments.drawn import drawn_files, mark_drawn, unmark
 from experiments.facts import drawn_starts, minutes_of
 from experiments.forks import begin
 from experiments.pages import ROOT, write_changed, write_pages
@@ -41,7 +41,7 @@ UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
     """Draw artefacts, and write the report and all pages. Returns the artefacts that failed; their errors are printed."""
     known, broken, studies, stems = artefacts(), [], dict[str, Study](), list(stems)
-    before = {stem: _drawn_before(results_dir, scale, stem) for stem in stems}
+    before = {stem: drawn_files(results_dir, scale, stem) for stem in stems}
 
     def works() -> Iterator[Callable[[], Any]]:
         MathTextParser("agg").parse("$i$")  # load fonts and grammar once, before forking
@@ -51,7 +51,7 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
                 known[stem].summary(studies[stem])  # cached before forking, for the report, too
                 judge(known[stem].claims, studies[stem])
             if stem in stems:
-                drawn_file(results_dir, scale, stem).unlink(missing_ok=True)  # an interrupted drawing must not count as drawn
+                unmark(results_dir, scale, stem)
                 yield partial(lambda stem: known[stem].draw(studies.get(stem) or Study(results_dir, scale, stem)), stem)
         yield lambda: write_pages(results_dir, studies.values())
 
@@ -60,7 +60,7 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
     for stem, drawn in zip(stems, drawings, strict=True):
         try:
             whole[stem] = drawn()
-            for path in before[stem] - {*whole[stem]}:
+            for path in before[stem] - {*whole[stem]}:  # what is not drawn again must leave the report
                 path.unlink(missing_ok=True)
             for path in whole[stem]:
                 console.print(f"[green]drawn[/] {escape(str(path))}")
@@ -79,20 +79,21 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
     for page, why in pages().items():  # not a failure: a user's rows need not support what the page says of ours
         print(f"note: {page} is left unchanged: {why}", file=sys.stderr)
     for stem, paths in whole.items():
-        names = "".join(f"{os.path.relpath(path, results_dir / scale)}\n" for path in paths)
-        write_atomic(drawn_file(results_dir, scale, stem), names)
+        mark_drawn(studies[stem], paths)
     return broken
 
 
-def _drawn_before(results_dir: Path, scale: str, stem: str) -> set[Path]:
-    """Return the files of an artefact's last drawing: files that are not drawn again are deleted, to leave the report."""
-    file = drawn_file(results_dir, scale, stem)
-    return {file.parent / name for name in file.read_text().splitlines()} if file.is_file() else set()
+def has_rows(stem: str, scale: str, results_dir: Path) -> bool:
+    """Return whether an artefact has rows at a scale; they may be damaged, which drawing reports."""
+    try:
+        return bool(Study(results_dir, scale, stem).lines)
+    except ValueError as error:
+        return not isinstance(error, NothingStored)
 
 
 def stored(scale: str, results_dir: Path) -> list[str]:
-    """Return the artefacts that have lines at a scale."""
-    return [stem for stem in artefacts() if study_file(results_dir, scale, stem).is_file()]
+    """Return the artefacts that have rows at a scale."""
+    return [stem for stem in artefacts() if has_rows(stem, scale, results_dir)]
 
 
 def write_report(scale: str, results_dir: Path, read: Mapping[str, Study] | None = None) -> Path:
@@ -103,7 +104,7 @@ def write_report(scale: str, results_dir: Path, read: Mapping[str, Study] | None
 
 def _section(artefact: Artefact, scale: str, results_dir: Path, read: Study | None) -> report.Section:
     study, missing, fault = None, [], ""
-    if study_file(results_dir, scale, artefact.stem).is_file():
+    if has_rows(artefact.stem, scale, results_dir):
         try:
             study = (read or Study(results_dir, scale, artefact.stem)).whole()
             there = {line.series for line in study.lines}
@@ -140,13 +141,11 @@ def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:
     """Return a cell of the table: how many of the declared lines have rows, and the range of their seeds."""
     seeds: dict[object, set[int]] = {}
     try:
-        lines_there = read_lines(results_dir, scale.name, artefact.stem)
-    except ValueError:  # rendering reports the error and goes on
-        return "damaged"
+        lines_there = Study(results_dir, scale.name, artefact.stem).lines
+    except ValueError as error:  # rendering reports the error and goes on
+        return "" if isinstance(error, NothingStored) else "damaged"
     for line in lines_there:
         seeds.setdefault(line.series, set()).add(line.seed)
-    if not seeds:
-        return ""
     declared = {recipe.series for recipe in artefact.runs(scale, (0,))} | seeds.keys()
     lines = f"{len(seeds)}" if len(seeds) == len(declared) else f"{len(seeds)} of {len(declared)}"
     fewest, most = min(map(len, seeds.values())), max(map(len, seeds.values()))

@@ -4,12 +4,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 from tyro.constructors import PrimitiveConstructorSpec
 
 from eval.runner.sources import Sources, UserData
 from experiments.scales import get_scale
-from training.spec import Execution
+from training.run_folder import RunFolder
+from training.spec import Execution, RunSpec
 
 STATUS_PAGE = Path(__file__).with_name("status.md.j2")
 
@@ -40,8 +42,8 @@ class Stored:
 
     scale: str = "tiny"
     """tiny, mini, 125m-2.7b, 360m-7.5b, 760m-16b, 760m-48b (`list` shows all)."""
-    results_dir: Path = Path("results")
-    """Stored rows, figures, report."""
+    results_dir: Path = Path("out")
+    """Runs, rows, figures, report; results/ is published."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a file, and for a folder whose README.md, which we did not write, drawing would overwrite."""
@@ -86,16 +88,24 @@ class Request(Corpora, Selection):
     """Only the line with this label, as shown by `plan`; * matches anything: '* LR 0.004'."""
     also: UseAppendAction[tuple[str, ...]] = ()
     """Add this model, such as stick_breaking, to every figure or table that has a line per model."""
-    runs_dir: Path = Path("runs")
-    """Run folders."""
-    reuse_stored: bool = False
-    """Count stored rows as done: train and evaluate only what they lack, and do not check that they are reproduced."""
-    draw_these_trainings: bool = False
-    """Draw the training in the run folder even if another training of the run was drawn so far; rows of both stay stored."""
+    beside: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """Results folder whose rows are drawn beside one's own and count as done, such as results."""
     judge_model: str | None = None
     """Model that scores needle answers at --judge-url."""
     user_data: OmitArgPrefixes[UserData] = field(default_factory=UserData)
     execution: OmitArgPrefixes[Execution] = field(default_factory=Execution)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a published folder, which is only read."""
+        super().__post_init__()
+        if next(self.results_dir.glob("*/runs.jsonl"), None) is not None:
+            remedy = f"name a folder of your own; --from {self.results_dir} draws its rows beside yours"
+            raise ValueError(f"--results-dir {self.results_dir} is published and only read: {remedy}")
+        if self.beside is not None and not self.beside.is_dir():
+            raise ValueError(f"--from {self.beside}: there is no such folder")
+
+    def run_folder(self, spec: RunSpec) -> RunFolder:
+        return RunFolder(self.results_dir / spec.scale / "runs" / spec.folder_name)
 
     @property
     def sources(self) -> Sources:

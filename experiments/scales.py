@@ -218,6 +218,12 @@ ABLATIONS = {TINIES: "tiny-short", SMALLS: "small-short", MINIS: "mini-short", P
 SHORTER = {"tiny": "tiny-short", "mini": "mini-short", "small": "small-short", "760m-48b": "760m-16b"}
 """Scales of the same models with fewer tokens; other scales have none."""
 
+SIZE_OF = {
+    **dict.fromkeys(TINIES, "tiny"), **dict.fromkeys(MINIS, "mini"), **dict.fromkeys(PAPERS[:3], "125m"),
+    **dict.fromkeys(PAPERS[3:5], "360m"), **dict.fromkeys(PAPERS[6:], "760m"),
+}  # fmt: skip
+"""Sizes of scales: runs of one size tell the noise between its seeds (analysis/seeds.py)."""
+
 Sizes = TypeVar("Sizes")
 
 

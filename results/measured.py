@@ -1,10 +1,9 @@
 """Measurements of kernels, which need no training: times and errors. Torch-free.
 
-    results/measurements/KIND/DATE-DIGEST.parquet + .meta.json      results of one command: immutable
+FOLDER/KIND.parquet has the rows of all measurements of a kind, oldest first, after columns `created` (ISO, UTC), `command` and
+`provenance` (JSON)."""
 
-Each command adds a file; `read` joins all files of a kind. Meta: kind, created (ISO, UTC), command, provenance, rows_sha256."""
-
-import hashlib
+import json
 import re
 import shlex
 import sys
@@ -13,11 +12,16 @@ from typing import Any
 
 import pandas as pd
 
+from results.atomic import alone
 from results.provenance import provenance
 from results.schema import Schema, flag, integer, number, text
-from results.store import read_rows, write_rows
+from results.store import open_parquet, reading, to_table, write_tables
 
 FOLDER = Path(__file__).parent / "measurements"
+"""Published measurements."""
+OWN = Path("out/measurements")
+"""Where measurements of one's own go."""
+ABOUT = ("created", "command", "provenance")
 PLACES = ("--rows", "--corpora-dir")  # options for folders on the machine, which do not change what is measured
 WHOLE_PATH = re.compile(r"(?<![^:=,])/[^:=,]*")  # also after a scheme (text:/data/books/train*) or after --option=
 GRADIENTS = ("o", "dq", "dk", "dv", "dlog_fgate")
@@ -56,16 +60,31 @@ SCHEMAS = {
 }
 
 
-def add(kind: str, rows: list[dict[str, Any]], device: str, *, code: str = "", folder: Path = FOLDER) -> Path:
-    """Store rows that were just measured on `device`. `code`: the commit of the code, if no checkout tells it. The file is
-    named after its contents, so nothing is ever overwritten. ValueError for rows that do not match SCHEMAS."""
-    made, frame = provenance(device), pd.DataFrame(rows)
+def add(kind: str, rows: list[dict[str, Any]], device: str, *, code: str = "", folder: Path = OWN) -> Path:
+    """Store rows that were just measured on `device`. `code`: the commit of the code, if no checkout tells it. ValueError for
+    rows that do not match SCHEMAS."""
+    made = provenance(device)
     if code:
         made |= {"git_sha": code, "git_dirty": None}
-    when = made["date"][:19].replace("-", "").replace(":", "")
-    path = folder / kind / f"{when}-{hashlib.sha256(frame.to_csv().encode()).hexdigest()[:8]}.parquet"
-    meta = {"kind": kind, "created": made["date"], "command": _command(), "provenance": made}
-    return write_rows(path, frame, meta, SCHEMAS[kind], tuple(meta))
+    frame = SCHEMAS[kind].validate(pd.DataFrame(rows), where=kind)
+    about = dict(zip(ABOUT, (made["date"], _command(), json.dumps(made)), strict=True))
+    return append(kind, pd.DataFrame({**about, **frame}), folder)
+
+
+def append(kind: str, rows: pd.DataFrame, folder: Path) -> Path:
+    """Append rows to the table of a kind."""
+    path = folder / f"{kind}.parquet"
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / ".lock", lambda: None, needed=False):
+        known = [read_whole(path)] if path.is_file() else []
+        write_tables(path, [to_table(pd.concat([*known, rows], ignore_index=True))])
+    return path
+
+
+def read_whole(path: Path) -> pd.DataFrame:
+    """Read a table. ValueError if it is damaged."""
+    with reading(path):
+        return open_parquet(path).read(use_threads=False).to_pandas(use_threads=False)
 
 
 def _command() -> str:
@@ -81,17 +100,21 @@ def _command() -> str:
     return shlex.join(kept)
 
 
+def has(kind: str, folder: Path = FOLDER) -> bool:
+    return (folder / f"{kind}.parquet").is_file()
+
+
 def read(kind: str, folder: Path = FOLDER) -> pd.DataFrame:
     """Read all rows of a kind, oldest first, with the columns `created`, `commit`, `gpu`, `torch` and `triton` in front.
-    ValueError if there are none, or if a file is damaged."""
-    frames = []
-    files = [read_rows(path) for path in sorted((folder / kind).glob("*.parquet"))]
-    for rows, meta in sorted(files, key=lambda file: file[1]["created"]):  # file names only have seconds
-        made = meta["provenance"]
-        commit = str(made["git_sha"] or "")[:10] + ("+" if made["git_dirty"] else "")
-        versions = {name: made["versions"][name] for name in ("torch", "triton")}
-        source = {"created": meta["created"], "commit": commit, "gpu": made["device"], **versions}
-        frames.append(pd.DataFrame({**source, **rows}))
-    if not frames:
+    ValueError if there are none, or if the file is damaged."""
+    if not has(kind, folder):
         raise ValueError(f"{folder / kind} holds no measurements; measure first")
-    return pd.concat(frames, ignore_index=True)
+    rows = read_whole(folder / f"{kind}.parquet").sort_values("created", kind="stable", ignore_index=True)
+    made = [json.loads(text) for text in rows["provenance"]]
+    source = {
+        "created": rows["created"],
+        "commit": [str(each["git_sha"] or "")[:10] + ("+" if each["git_dirty"] else "") for each in made],
+        "gpu": [each["device"] for each in made],
+        **{name: [each["versions"][name] for each in made] for name in ("torch", "triton")},
+    }
+    return pd.DataFrame({**source, **rows.drop(columns=list(ABOUT))})

@@ -1,250 +1,339 @@
-"""Reading and writing of results: rows as parquet (zstd), with their provenance as JSON beside them. Torch-free.
+"""Stored results of a scale: runs, evaluations and their rows. Torch-free.
 
-    results/SCALE/rows/KIND/RUN-EVAL.parquet + .meta.json     one evaluation of one run: immutable, shared by all artefacts
-    results/SCALE/rows/KIND/RUN-EVAL-WEIGHTS.parquet + ...    the same for each later training of that run
-    results/SCALE/runs/RUN.json                               record of a run: spec, every start, every training
-    results/SCALE/STEM.json                                   which rows an artefact is drawn from (analysis/study.py)
-    results/measurements/KIND/DATE-DIGEST.parquet + .meta.json     measurements without training (measured.py)
+A user's results folder holds each run's own folder (training/run_folder.py), with the rows that were
+measured on it:
 
-The store only grows. Rows are named after the identity of the run and evaluation that made them, so equal names mean equal
-numbers up to rounding; the first rows are kept, and `keep` tells how much later ones differ. Trainings of one run may differ in
-their bits, for example on different kinds of GPU: each is identified by the digest of its weights, and their rows are never
-mixed up. The JSON of a pair is renamed into place first and contains the digest of the parquet, whose rename is the commit: a
-pair that was interrupted between the two, edited, or copied to another run's name is refused when read.
+    RESULTS/SCALE/runs/NAME-ID/evals/KIND-ID.parquet    rows of an evaluation, its meta in the footer
 
-Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), weights (digest of the weights; null for untrained models,
-missing in rows from before digests were recorded), created (ISO, UTC), provenance, extras, rows_sha256."""
+A published one holds tables, to which `python -m experiments publish` appends:
+
+    RESULTS/SCALE/runs.jsonl                   a line per training: its record
+    RESULTS/SCALE/evaluations.jsonl            a line per evaluation: its meta
+    RESULTS/SCALE/rows/KIND-DIGEST.parquet     a row group per evaluation; the first columns are
+                                               run_id, eval_id and weights
+    RESULTS/SHA256SUMS                         digests of these files
+
+Record: run_id, scale, name, spec, starts (every start's provenance), weights, final_loss.
+Meta: kind, scale, model, run_id, eval_id, spec (of the evaluation), weights (digest of the weights
+that were measured; None: fresh ones; "unrecorded" in the oldest rows), created (ISO, UTC),
+provenance, extras. A user's folder holds one training of a run. Of some published runs two are
+stored: rows are found by run, evaluation and weights."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-from collections.abc import Sequence
-from functools import lru_cache
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from results.atomic import write_atomic
-from results.sealed import read_sealed, write_sealed
+from results.lines import Row, last_row, read_lines, to_lines
 
-if TYPE_CHECKING:  # training only checks whether rows exist, and does not import pandas
+if TYPE_CHECKING:  # training only checks whether rows exist, and imports neither pandas nor pyarrow
     import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from results.schema import Schema
 
 Meta = dict[str, Any]
-META_KEYS = ("kind", "scale", "model", "run_id", "eval_id", "spec", "created", "provenance", "extras")
-ROWS: dict[str, type] = {"kind": str, "created": str, "provenance": dict}
-META: dict[str, type] = {**dict.fromkeys(META_KEYS, str), **ROWS, "spec": dict, "extras": dict}
-RECORD: dict[str, type] = {"run_id": str, "scale": str, "name": str, "spec": dict, "starts": list}
-FRESH = ("throughput", "parameters", "equal_logits")
-"""Kinds of evaluation that measure untrained models: their rows belong to no training."""
-REMEDY = "delete it (both files of the pair) and run its experiment again"
+META_KEYS = ("kind", "scale", "model", "run_id", "eval_id", "weights", "spec", "created", "provenance",
+             "extras")  # fmt: skip
+UNRECORDED = "unrecorded"
+LAST_OLD = "c2474755"
+"""Last commit that reads the layout before this one."""
+POOLS = "pools.json"
+"""File of a results folder with the pool of each scale: runs of one pool tell the noise between seeds."""
+SUMS = "SHA256SUMS"
 
 
-def meta_path(path: Path) -> Path:
-    """Return NAME.meta.json beside NAME.parquet."""
-    return path.with_name(path.name.removesuffix(".parquet") + ".meta.json")
+class Key(NamedTuple):
+    """Identity of the rows of an evaluation."""
+
+    run_id: str
+    eval_id: str
+    weights: str | None
+
+    @staticmethod
+    def of(meta: Meta) -> Key:
+        return Key(meta["run_id"], meta["eval_id"], meta["weights"])
 
 
-def rows_file(results_dir: Path, scale: str, run_id: str, eval_id: str, weights: str = "") -> Path:
-    """Return the path of a run's evaluation. `eval_id`: KIND-DIGEST; `weights`: given for another training than the first."""
-    kind, _, digest = eval_id.rpartition("-")
-    name = f"{run_id}-{digest}-{weights[:8]}" if weights else f"{run_id}-{digest}"
-    return results_dir / scale / "rows" / kind / f"{name}.parquet"
-
-
-def is_fresh(name: str) -> bool:
-    """Return whether an evaluation, given by id or by the path of its rows, measures untrained models."""
-    return (name.split("/")[-2] if "/" in name else name.rpartition("-")[0]) in FRESH
-
-
-def training_in_name(path: Path) -> str:
-    """Return the first digits of the weights' digest in the name of stored rows; empty for a run's first training and for
-    untrained models."""
-    return "".join(path.stem.split("-")[2:])
-
-
-def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema, keys: tuple[str, ...] = META_KEYS) -> Path:
-    """Validate `rows` and write the pair atomically. ValueError before anything is written, also if `meta` lacks keys."""
+def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema) -> None:
+    """Validate `rows` and write them with their meta, atomically. ValueError before that."""
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: results are stored as .parquet")
-    missing = [key for key in keys if key not in meta]
-    if missing:
-        raise ValueError(f"{path}: the meta lacks {', '.join(missing)}")
+    text = json.dumps({name: meta[name] for name in META_KEYS})
+    table = to_table(schema.validate(rows, where=str(path)))
+    footer = {"meta": text, "meta_crc32": str(zlib.crc32(text.encode()))}
+    write_tables(path, [table.replace_schema_metadata({**table.schema.metadata, **footer})])
+
+
+def to_table(rows: pd.DataFrame) -> pa.Table:
     import pyarrow as pa
+
+    return pa.Table.from_pandas(rows, preserve_index=False)
+
+
+def write_tables(path: Path, tables: Sequence[pa.Table]) -> None:
+    """Write a parquet file with a row group per table and a checksum per page, atomically."""
     import pyarrow.parquet as pq
 
-    rows = schema.validate(rows, where=str(path))
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer, compression="zstd", compression_level=9)
-    _write_pair(path, buffer.getvalue(), meta)
-    return path
+    body, how = io.BytesIO(), dict(compression="zstd", compression_level=9, write_page_checksum=True)
+    with pq.ParquetWriter(body, tables[0].schema, **how) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+    write_atomic(path, body.getvalue())
 
 
-def _write_pair(path: Path, body: bytes, meta: Meta) -> None:
-    write_sealed(meta_path(path), {**meta, "rows_sha256": hashlib.sha256(body).hexdigest()})
-    write_atomic(path, body)
-
-
-def read_rows(path: Path, types: dict[str, type] = ROWS, **owner: str) -> tuple[pd.DataFrame, Meta]:
-    """Return stored rows and their meta. ValueError if the pair is missing, truncated or edited, or if its meta disagrees with
-    `owner` (run_id, scale, eval_id). `types`: types of the meta's values; META for an evaluation."""
-    body, meta = _read_pair(path, types, owner)
-    try:
-        return _frame(body).copy(deep=False), meta  # pandas copies on write
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: not a readable parquet file ({error})") from None
-
-
-@lru_cache(maxsize=1024)
-def _frame(body: bytes) -> pd.DataFrame:
-    """Read the rows of a parquet file, cached because studies share files. Without pyarrow, as in the small environment,
-    fastparquet reads the same rows."""
-    try:
-        import pyarrow.parquet as pq
-
-        return pq.read_table(io.BytesIO(body), use_threads=False).to_pandas(use_threads=False)
-    except ModuleNotFoundError:
-        import fastparquet
-
-        rows = fastparquet.ParquetFile(io.BytesIO(body)).to_pandas()
-        return rows.astype({name: "str" for name, dtype in rows.dtypes.items() if dtype.kind == "O"})
-
-
-def read_evaluation(path: Path, run_id: str) -> tuple[pd.DataFrame, Meta]:
-    """Return rows and meta of a run's stored evaluation. ValueError as in `read_rows`, and if it belongs to another path."""
-    rows, meta = read_rows(path, META, run_id=run_id)
-    own = [rows_file(path.parents[3], meta["scale"], run_id, meta["eval_id"], each or "") for each in ("", meta.get("weights"))]
-    if path not in own:
-        raise ValueError(f"{path} does not belong here: its rows belong to {own[0]}; {REMEDY}")
-    return rows, meta
-
-
-def _read_pair(path: Path, types: dict[str, type], owner: dict[str, str] | None = None) -> tuple[bytes, Meta]:
-    if not path.is_file():
-        raise ValueError(
-            f"{path}: there is no such result; bring it back (git restore) if it was deleted, or run its experiment"
-        )
-    meta = read_sealed(meta_path(path), REMEDY, types)
-    body = path.read_bytes()
-    if hashlib.sha256(body).hexdigest() != meta.get("rows_sha256"):
-        raise ValueError(f"{path}: truncated or changed since {meta_path(path).name} was written; {REMEDY}")
-    for name, value in (owner or {}).items():
-        if meta.get(name) != value:
-            raise ValueError(f"{path} does not belong here: its {name} is {meta.get(name)}, not {value}; {REMEDY}")
-    return body, meta
+def read_rows(path: Path) -> tuple[pd.DataFrame, Meta]:
+    """Return the rows of one evaluation and their meta. ValueError for a missing or damaged file."""
+    with reading(path):
+        rows, meta = _read_file(path, path.stat().st_mtime_ns)
+        return rows.copy(deep=False), meta  # pandas copies on write
 
 
 def read_meta(path: Path) -> Meta:
-    """Return the meta of an evaluation. ValueError if it is missing or edited."""
-    return read_sealed(meta_path(path), REMEDY, META)
+    """Return the meta of a file of one evaluation, whose rows are not read. ValueError as in `read_rows`."""
+    with reading(path):
+        return _meta(open_parquet(path))
 
 
-def fault_of(path: Path, **owner: str) -> str | None:
-    """Return what is wrong with a stored evaluation, or None if it is intact and belongs to `owner`; see `read_rows`."""
+@lru_cache(maxsize=1024)
+def _read_file(path: Path, changed_ns: int) -> tuple[pd.DataFrame, Meta]:
+    file = open_parquet(path)
+    return file.read(use_threads=False).to_pandas(use_threads=False), _meta(file)
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(path, page_checksum_verification=True)
+
+
+def _meta(file: pq.ParquetFile) -> Meta:
+    footer = file.schema_arrow.metadata
+    if zlib.crc32(footer[b"meta"]) != int(footer[b"meta_crc32"]):
+        raise ValueError("its footer was changed")
+    return json.loads(footer[b"meta"])
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what a missing or damaged file raises into a ValueError that names it."""
     try:
-        _read_pair(path, META, owner)
-    except ValueError as error:
-        return str(error)
-    return None
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except Exception as error:  # damaged files raise errors of many families
+        raise ValueError(f"{path} is damaged: {str(error).partition(chr(10))[0]}") from None
 
 
-def keep(source: Path, results_dir: Path, but: Sequence[str] = (), weights: str = "") -> tuple[Path, float | None]:
-    """Copy an evaluation from a run folder into the store; `weights`: given for another training than the run's first. Returns
-    its path there and None or, if rows of another evaluation are stored there, which are then left unchanged, how much the new
-    rows differ: the largest difference of a number relative to the largest number of its column, over all columns except `but`
-    (infinite if texts or shapes differ). ValueError if `source` is damaged."""
-    body, meta = _read_pair(source, META)
-    owner = {name: meta[name] for name in ("scale", "run_id", "eval_id")}
-    path = rows_file(results_dir, **owner, weights=weights)
-    if fault_of(path, **owner) is None:
-        if read_meta(path) == meta:  # copied from this folder before
-            return path, None
-        one, other = (read_rows(each)[0].drop(columns=list(but), errors="ignore") for each in (path, source))
-        return path, difference(one, other)
-    _write_pair(path, body, meta)
-    return path, None
+def open_store(results_dir: Path, scale: str) -> Store:
+    """Return the store of a scale, which is read again after its files have changed."""
+    folder = results_dir / scale
+    patterns = ("*.jsonl", "runs/*/*.json*", "runs/*/evals/*.parquet")
+    files = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return _opened(folder, tuple((path, path.stat().st_mtime_ns) for path in files))
+
+
+@lru_cache(maxsize=32)
+def _opened(folder: Path, stamps: tuple[tuple[Path, int], ...]) -> Store:
+    return Store(folder)
+
+
+class Store:
+    """Runs and evaluations of one scale in a results folder, each read on first use."""
+
+    def __init__(self, folder: Path):
+        refuse_old(folder)
+        self.folder = folder
+        self.faults: dict[tuple[str, str], str] = {}
+        """What is wrong with damaged files of rows, by run and evaluation; known once `metas` is read."""
+
+    @cached_property
+    def runs(self) -> dict[str, list[Row]]:
+        """Records of trainings, by run."""
+        found: dict[str, list[Row]] = defaultdict(list)
+        for record in _read_whole(self.folder / "runs.jsonl"):
+            found[record["run_id"]].append(record)
+        for path in sorted(self.folder.glob("runs/*/spec.json")):
+            with suppress(ValueError):  # `run` reports it
+                record = read_record(path.parent)
+                found[record["run_id"]].append(record)
+        return dict(found)
+
+    @cached_property
+    def _stored(self) -> dict[Key, tuple[Meta, Path | None]]:
+        metas = _read_whole(self.folder / "evaluations.jsonl")
+        found: dict[Key, tuple[Meta, Path | None]] = {Key.of(meta): (meta, None) for meta in metas}
+        for path in sorted(self.folder.glob("runs/*/evals/*.parquet")):
+            name = id_of(path.parents[1]), path.stem
+            try:
+                meta = read_meta(path)
+                if Key.of(meta)[:2] != name:
+                    raise ValueError(f"{path} does not belong here: it is {meta['eval_id']} of {meta['run_id']}")
+                found[Key.of(meta)] = meta, path
+            except ValueError as error:
+                self.faults[name] = str(error)
+        return found
+
+    @cached_property
+    def metas(self) -> dict[Key, Meta]:
+        """Metas of all evaluations, in the order in which they were stored."""
+        return {key: meta for key, (meta, _) in self._stored.items()}
+
+    @cached_property
+    def _of_run(self) -> dict[tuple[str, str], list[Key]]:
+        found: dict[tuple[str, str], list[Key]] = defaultdict(list)
+        for key in self._stored:
+            found[key[:2]].append(key)
+        return found
+
+    def run(self, run_id: str, weights: str | None) -> Row | None:
+        """Return the record of a training: of these weights, or else the first of its run."""
+        records = self.runs.get(run_id, [])
+        return next((each for each in records if each["weights"] == weights), records[0] if records else None)
+
+    def find(self, run_id: str, eval_id: str, weights: str | None) -> Key | None:
+        """Return the key of an evaluation; without `weights`, of the rows that were stored first."""
+        keys = self._of_run.get((run_id, eval_id), [])
+        return next((key for key in keys if weights in (None, key.weights)), None)
+
+    def rows(self, key: Key) -> pd.DataFrame:
+        """Return the rows of an evaluation. ValueError if they are missing or damaged."""
+        meta, path = self._stored[key]
+        if path is not None:
+            return read_rows(path)[0]
+        groups = self._groups(meta["kind"])
+        if key not in groups:
+            lost = f"{self.folder / 'rows'} has no rows of {key.eval_id} of run {key.run_id}"
+            raise ValueError(f"{lost}: restore the file that had them (git restore)")
+        return _read_group(*groups[key]).copy(deep=False)
+
+    def _groups(self, kind: str) -> dict[Key, tuple[Path, int]]:
+        """Return the file and row group of each evaluation of a kind in the tables."""
+        if kind not in self._tables:
+            self._tables[kind] = {}
+            for path in sorted((self.folder / "rows").glob(f"{kind}-*.parquet")):
+                with reading(path):
+                    about = open_parquet(path).metadata
+                    for number in range(about.num_row_groups):
+                        columns = (about.row_group(number).column(place).statistics for place in range(3))
+                        values: list[Any] = [each.min if each.has_min_max else None for each in columns]
+                        self._tables[kind][Key(*values)] = path, number
+        return self._tables[kind]
+
+    @cached_property
+    def _tables(self) -> dict[str, dict[Key, tuple[Path, int]]]:
+        return {}
+
+
+@lru_cache(maxsize=1024)
+def _read_group(path: Path, number: int) -> pd.DataFrame:
+    with reading(path):
+        table = open_parquet(path).read_row_group(number, use_threads=False)
+        return table.drop_columns(list(Key._fields)).to_pandas(use_threads=False)
+
+
+def _read_whole(path: Path) -> list[Row]:
+    """Read a published file of JSON lines. ValueError for a damaged line."""
+    rows, damaged = read_lines(path)
+    if damaged:
+        raise ValueError(f"{path} has {damaged} damaged lines: restore it (git restore)")
+    return rows
+
+
+def id_of(folder: Path) -> str:
+    """Return the id of a run from the name of its folder, NAME-ID."""
+    return folder.name.rpartition("-")[2]
+
+
+def read_record(folder: Path) -> Row:
+    """Return the record of the run in a folder, whose weights its evaluations name. `final_loss`: None
+    before the last step, and if it is not finite. ValueError for a damaged spec."""
+    try:
+        spec = json.loads((folder / "spec.json").read_bytes())
+        told = {"run_id": id_of(folder), "scale": spec["scale"], "name": spec["name"], "spec": spec}
+        budget = spec["train"]["train_tokens"]
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{folder / 'spec.json'} cannot be read ({type(error).__name__})") from None
+    starts, last = read_lines(folder / "provenance.jsonl")[0], last_row(folder / "metrics.jsonl")
+    ended = last is not None and last["tokens"] >= budget and math.isfinite(last["loss"])
+    return told | {"starts": starts, "weights": None, "final_loss": last["loss"] if last and ended else None}
+
+
+def append(results_dir: Path, scale: str, records: Iterable[Row], rows: Iterable[tuple[Meta, pd.DataFrame]]) -> int:
+    """Append trainings and evaluations to published tables. Returns the number of new evaluations; what is
+    stored already stays as it is."""
+    folder, known = results_dir / scale, open_store(results_dir, scale)
+    new = {Key.of(meta): (meta, to_table(frame)) for meta, frame in rows if Key.of(meta) not in known.metas}
+    files: dict[tuple[str, str], dict[Key, pa.Table]] = defaultdict(dict)
+    for key, (meta, table) in new.items():
+        files[meta["kind"], str(table.schema)][key] = table
+    for (kind, _), tables in files.items():
+        digest = hashlib.sha256(repr(list(tables)).encode()).hexdigest()[:8]
+        write_tables(folder / "rows" / f"{kind}-{digest}.parquet", [_keyed(*each) for each in tables.items()])
+    there = {(each["run_id"], each["weights"]) for own in known.runs.values() for each in own}
+    more = [each for each in records if (each["run_id"], each["weights"]) not in there]
+    for name, lines in (("evaluations", [meta for meta, _ in new.values()]), ("runs", more)):
+        path = folder / f"{name}.jsonl"
+        if lines:
+            write_atomic(path, (path.read_text() if path.is_file() else "") + to_lines(lines))
+    return len(new)
+
+
+def _keyed(key: Key, table: pa.Table) -> pa.Table:
+    """Return the rows of an evaluation after columns with its key."""
+    import pyarrow as pa
+
+    for place, (name, value) in enumerate(key._asdict().items()):
+        table = table.add_column(place, name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
+    return table
+
+
+def write_sums(results_dir: Path) -> None:
+    """Write the SHA-256 of every published file of rows; `sha256sum --check --quiet SHA256SUMS` checks them."""
+    patterns = ("*/runs.jsonl", "*/evaluations.jsonl", "*/rows/*.parquet", "measurements/*.parquet", POOLS)
+    files = sorted(path for pattern in patterns for path in results_dir.glob(pattern))
+    digests = ((hashlib.sha256(path.read_bytes()).hexdigest(), path.relative_to(results_dir)) for path in files)
+    write_atomic(results_dir / SUMS, "".join(f"{digest}  {path.as_posix()}\n" for digest, path in digests))
+
+
+def refuse_old(folder: Path) -> None:
+    """Raise ValueError for a scale's folder of the layout before this one."""
+    if next(folder.glob("runs/*.json"), None) is not None:
+        raise ValueError(f"{folder} was written by an older version: commit {LAST_OLD} is the last that reads it")
 
 
 def difference(one: pd.DataFrame, other: pd.DataFrame) -> float:
-    """Return how much rows differ, as defined in `keep`; 0 if they are equal. Rows are compared in order."""
+    """Return the largest difference of a number relative to the largest number of its column; infinite if texts or
+    shapes differ. Rows are compared in order."""
     from pandas.api.types import is_numeric_dtype
 
     if list(one.columns) != list(other.columns) or len(one) != len(other):
-        return float("inf")
+        return math.inf
     largest = 0.0
     for name in one.columns:
         if is_numeric_dtype(one[name]):
             a, b = one[name].to_numpy(float), other[name].to_numpy(float)
             finite = np.isfinite(a) & np.isfinite(b)
             if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-                return float("inf")
+                return math.inf
             scale = max(float(np.abs(a[finite]).max(initial=0.0)), 1e-30)
             largest = max(largest, float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / scale)
         elif not one[name].equals(other[name]):
-            return float("inf")
+            return math.inf
     return largest
-
-
-def run_file(results_dir: Path, scale: str, run_id: str) -> Path:
-    return results_dir / scale / "runs" / f"{run_id}.json"
-
-
-def record_run(results_dir: Path, record: dict[str, Any]) -> Path:
-    """Store the record of a run: run_id, scale, name, spec, starts (every start's provenance), trainings (weights, dates of
-    starts, final loss), and further values. Starts and trainings are merged with stored ones. Other values are replaced by new
-    ones, but never by None (a folder used only for timings has no final loss). `final_loss` is that of the first training with
-    one."""
-    path = run_file(results_dir, record["scale"], record["run_id"])
-    known = read_run(path) if path.is_file() else {"starts": []}
-    starts = {start["date"]: start for start in [*known["starts"], *record["starts"]]}  # a newer entry may have an end
-    newer = {name: value for name, value in record.items() if value is not None or name not in known}
-    merged = {**known, **newer, "starts": [starts[date] for date in sorted(starts)]}
-    if "trainings" in record:
-        merged["trainings"] = trainings = _joined(trainings_of(known), record["trainings"])
-        merged["final_loss"] = next((each["final_loss"] for each in trainings if each["final_loss"] is not None), None)
-    if merged != known:
-        write_sealed(path, merged)
-    return path
-
-
-def _joined(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge trainings, in the order in which they were added."""
-    found = [dict(training) for training in known]
-    for training in new:
-        same = next((each for each in found if is_training(each, training)), None)
-        if same is None:
-            found.append(training)
-        else:
-            same["weights"] = same["weights"] or training["weights"]
-            same["starts"] = sorted({*same["starts"], *training["starts"]})
-            same["final_loss"] = training["final_loss"] if same["final_loss"] is None else same["final_loss"]
-    return found
-
-
-def is_training(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two entries of a record are the same training, by weights or, if one has no digest, by final loss."""
-    if one["weights"] is not None and other["weights"] is not None:
-        return one["weights"] == other["weights"]
-    return one["final_loss"] == other["final_loss"]
-
-
-def trainings_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the trainings of a run. A record from before trainings were listed has one if the run was trained or adopted, and
-    only knows the digest of adopted weights."""
-    loss, adopted = record.get("final_loss"), record.get("spec", {}).get("weights")
-    dates = [start["date"] for start in record["starts"]]
-    before = [{"weights": adopted, "starts": dates, "final_loss": loss}] if loss is not None or adopted else []
-    return record.get("trainings", before)
-
-
-def starts_of(record: dict[str, Any], training: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the starts of one training of a run."""
-    return [start for start in record["starts"] if start["date"] in training["starts"]]
 
 
 def without_seed(spec: dict[str, Any]) -> str:
@@ -257,15 +346,3 @@ def without_seed(spec: dict[str, Any]) -> str:
         return value
 
     return json.dumps(on({name: value for name, value in spec.items() if name not in ("seed", "name")}), sort_keys=True)
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """Return the record of a run. ValueError if it is missing, edited, or belongs to another run."""
-    remedy = "restore it from version control, or delete it and run an experiment that draws this run"
-    values = read_sealed(path, remedy, RECORD)
-    if (values["run_id"], values["scale"]) != (path.stem, path.parent.parent.name):
-        raise ValueError(f"{path} does not belong here: it is run {values['run_id']} of {values['scale']}; {remedy}")
-    for listed in (values["starts"], values.get("trainings", [])):
-        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-            raise ValueError(f"{path} is of another version: {remedy}")
-    return values

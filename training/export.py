@@ -41,7 +41,7 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
             corpus.tokenizer.to_hf().save_pretrained(partial)
         write_atomic(partial / "run_spec.json", spec.to_json())
         write_atomic(partial / "README.md", README.read_text())
-        manifest.seal(partial, run_id=spec.run_id)
+        manifest.seal(partial, run_id=spec.run_id, metrics=manifest.digest(folder.metrics_file))
         os.rename(partial, folder.export)
         _drop_checkpoints(folder)
     world.barrier()

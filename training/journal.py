@@ -13,10 +13,10 @@ import torch
 
 from data.recall import RecallSampler
 from data.sampler import Sampler
+from results.lines import Row, to_lines
 from results.provenance import provenance
 from training.distributed import World, device_label
 from training.hardware import peak_flops, peak_memory_bytes
-from training.lines import Row, line
 from training.optimizer import learning_rate
 from training.progress import Progress, numbers
 from training.run_folder import RunFolder
@@ -95,10 +95,8 @@ class Journal:
         sequences = micro_batch_size(train, self.world.size, self.execution.micro_batch_tokens)
         start |= {"deterministic": self.execution.deterministic, "parallel": self.execution.parallel}
         start |= {"micro_batch_tokens": sequences * train.seq_len, "end": None}
-        if folder.begin_start(start):
-            self.say(f"{folder.provenance_file}: a damaged line was dropped; its record of an earlier start is lost")
-        if not folder.truncate(first_step):
-            self.say(f"{folder.metrics_file}: steps before {first_step + 1} are damaged or missing; the curve has a gap")
+        if missing := folder.begin_start(start):
+            self.say(f"{folder.metrics_file}: {missing} steps before {first_step + 1} are lost; the curve has a gap")
         if first_step:
             self.say(f"{name}: resuming from step {first_step}")
         if epochs > 1:
@@ -115,7 +113,7 @@ class Journal:
             end["tokens"] = (self._last_step - first_step) * train.batch_tokens
             end |= {"wall_s": self._stop_request.wall_s, "peak_memory_bytes": peak_memory_bytes(self.world.device)}
             with suppress(OSError):  # a full disk was already reported
-                folder.end_start(start, end)
+                folder.end_start(end)
 
     def add(self, step: int, values: torch.Tensor) -> None:
         """Send the values of a step to the host, and record the step before. Raises AnomalyError.
@@ -166,7 +164,7 @@ class Journal:
             **found,
         }
         if self._file is not None:
-            self._file.write(line(row, self.spec.run_id))
+            self._file.write(to_lines([row]))
             self._file.flush()
             for key in ("loss", "grad_norm", "lr", "tokens_per_s"):
                 self._board.add_scalar(key, row[key], step)
@@ -187,7 +185,7 @@ class Journal:
         file = self.folder.anomalies_file
         if self.world.is_main:
             with open(file, "a") as lines:
-                lines.write(line(row, self.spec.run_id))
+                lines.write(to_lines([row]))
         if self.execution.on_bad_step == "stop":
             what = f"step {step} ({kind}: loss {loss}, gradient norm {grad_norm}) was not applied"
             raise AnomalyError(f"{what}; its documents are in {file}. `--on-bad-step skip` skips such steps and continues.")

@@ -1,15 +1,16 @@
-"""Manifests of checkpoints and exports: names, sizes and SHA-256 of their files, sealed and written last. Torch-free."""
+"""Manifests of checkpoints and exports: names, sizes and SHA-256 of their files, written last. Torch-free."""
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-from results.sealed import read_sealed, write_sealed
+from results.atomic import write_atomic
 
 MANIFEST = "manifest.json"
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def seal(folder: Path, **facts: Any) -> None:
@@ -20,17 +21,21 @@ def seal(folder: Path, **facts: Any) -> None:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)}
-    write_sealed(folder / MANIFEST, {**facts, "files": files})
+    write_atomic(folder / MANIFEST, json.dumps({**facts, "files": files}, indent=1) + "\n")
     for name in files:
         if (folder / name).stat().st_mode != (folder / MANIFEST).stat().st_mode:  # some file systems have only one mode
             shutil.copymode(folder / MANIFEST, folder / name)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / MANIFEST).read_bytes())
 
 
 def fault(folder: Path, *, digests: bool, **facts: Any) -> str | None:
     """Return what is wrong with a sealed folder, or None. Without `digests` only sizes are compared, which is fast. `facts`:
     values that the manifest must not contradict, such as the run and the step."""
     try:
-        sealed = read_sealed(folder / MANIFEST, "")
+        sealed = read(folder)
         for name, value in facts.items():
             if sealed.get(name, value) != value:
                 return f"it does not belong here: its {name} is {sealed[name]}, not {value}"
@@ -49,8 +54,7 @@ def check(folder: Path) -> None:
 def weights(folder: Path) -> str | None:
     """Return the digest of a sealed folder's weights, computed from its manifest; None if it has no weights."""
     try:
-        files = read_sealed(folder / MANIFEST, "")["files"]
-        return weights_digest({name: entry["sha256"] for name, entry in files.items()})
+        return weights_digest({name: entry["sha256"] for name, entry in read(folder)["files"].items()})
     except UNREADABLE:
         return None
 

@@ -1,41 +1,37 @@
 """Run folders, which hold all of a run: its spec, metrics, checkpoints and exported model.
 
-runs/SCALE/NAME-ID/
-    spec.json            the run's spec (training/spec.py: RunSpec), sealed
+RESULTS/SCALE/runs/NAME-ID/
+    spec.json            the run's spec (training/spec.py: RunSpec), whose id is that in the folder's name
     provenance.jsonl     one line per start: code, versions, device, and how it ended
     metrics.jsonl        one line per step, flushed
     anomalies.jsonl      bad steps, which were not applied, with their documents
     checkpoints/         step-XXXXXXXX/ (training/checkpoint.py)
     export/              the trained model for from_pretrained, with a manifest; if complete, the run is finished
-    evals/               rows of finished evaluations
-Each line of the .jsonl files carries a CRC (training/lines.py). Manifests and lines belong to one run: files copied from
-another run's folder count as damaged."""
+    evals/               rows of finished evaluations (results/store.py)
+Damaged lines of the .jsonl files are skipped: only the training curve needs every step."""
 
 import errno
 import fcntl
 import json
-import math
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from results.atomic import write_atomic
-from results.sealed import SEAL, read_sealed, write_sealed
-from results.store import fault_of, read_meta
+from results.lines import Row, last_row, read_lines, to_lines
+from results.store import LAST_OLD, id_of, read_rows
 from training import manifest
 from training.command_line import short
-from training.lines import Row, line, read_line, read_lines
 from training.spec import RunSpec
 
 LOCK_WAIT_S = 20.0
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-OWN_SETTINGS = "for your own settings, add a line to a figure's file (CONTRIBUTING.md), of which `run` makes a run folder"
+REMEDY = "put the original back, or delete the folder: its experiment makes it again; for your own settings, add a line to a " \
+         "figure's file (CONTRIBUTING.md), of which `run` makes a run folder"  # fmt: skip
 
 
 class RunFolder:
@@ -51,14 +47,13 @@ class RunFolder:
     def create(cls, path: Path, spec: RunSpec) -> "RunFolder":
         """Make the folder, or open it if it already holds this very run."""
         folder = cls(path)
-        if not folder.spec_file.exists():
-            try:
-                write_sealed(folder.spec_file, json.loads(spec.to_json()))
-            except OSError as error:
-                raise ValueError(f"cannot write the run folder {path}: {error.strerror}. Choose another --runs-dir.") from error
-        elif folder.run_id != spec.run_id:
-            reason = f"{path} holds run {folder.run_id}, not {spec.run_id}: its spec.json has other settings"
-            raise ValueError(f"{reason}. Move the folder away, or choose another --runs-dir.")
+        if folder.spec_file.exists():
+            folder.read_spec()
+            return folder
+        try:
+            write_atomic(folder.spec_file, json.dumps(json.loads(spec.to_json()), indent=1) + "\n")
+        except OSError as error:
+            raise ValueError(f"cannot write the run folder {path}: {error.strerror}. Choose another --results-dir.") from error
         return folder
 
     @classmethod
@@ -69,21 +64,19 @@ class RunFolder:
         return folder
 
     def read_spec(self) -> RunSpec:
-        """Return the spec. ValueError also if it was edited after the run began, as the folder's content would not match it."""
-        remedy = f"put the original back, or delete the folder: its experiment makes it again; {OWN_SETTINGS}"
+        """Return the spec. ValueError if it is damaged or another run's, also after it was edited."""
         try:
-            values = read_sealed(self.spec_file, remedy)
-        except ValueError:
-            self._check_fields(remedy)  # names the wrong field, if there is one
-            raise
-        return _spec_of(self.spec_file, values, remedy)
-
-    def _check_fields(self, remedy: str) -> None:
-        """Raise a ValueError that names the field if the spec is invalid apart from its broken seal."""
-        with suppress(OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-            values = json.loads(self.spec_file.read_text(encoding="utf-8"))
-            if isinstance(values, dict):
-                _spec_of(self.spec_file, {name: value for name, value in values.items() if name != SEAL}, remedy)
+            values = json.loads(self.spec_file.read_bytes())
+            if "sha256" in values:
+                raise ValueError(f"{self.path} was made by an older version: commit {LAST_OLD} is the last that reads it")
+            spec = RunSpec.from_json(json.dumps(values))
+        except ValidationError as error:
+            raise ValueError(f"{self.spec_file} is not a valid run spec: {short(error)}; {REMEDY}") from error
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, RecursionError) as error:
+            raise ValueError(f"{self.spec_file} cannot be read ({type(error).__name__}): {REMEDY}") from None
+        if spec.run_id != id_of(self.path):
+            raise ValueError(f"{self.spec_file} is the spec of run {spec.run_id}, which its folder does not name: {REMEDY}")
+        return spec
 
     @cached_property
     def run_id(self) -> str:
@@ -112,7 +105,7 @@ class RunFolder:
         """Digest of the exported weights, or else of those that the last start exported; None if it exported none."""
         if self.finished:
             return manifest.weights(self.export)
-        starts = read_lines(self.provenance_file, self.run_id)[0] if self.provenance_file.is_file() else []
+        starts = self.read_starts()
         return (starts[-1]["end"] or {}).get("weights") if starts else None
 
     @contextmanager
@@ -127,7 +120,7 @@ class RunFolder:
                     break
                 except OSError as error:
                     if error.errno in NO_LOCKS:
-                        remedy = "mount it with locks (Lustre: option `flock`), or choose another --runs-dir."
+                        remedy = "mount it with locks (Lustre: option `flock`), or choose another --results-dir."
                         raise ValueError(f"{self.path}: its file system has no locks; {remedy}") from error
                     if not isinstance(error, BlockingIOError):
                         raise
@@ -136,95 +129,60 @@ class RunFolder:
                 time.sleep(0.1)
             yield
 
-    def read_metrics(self) -> list[Row]:
-        """Return a row per step: all steps of a finished run (none for adopted weights), else the undamaged rows so far.
-        ValueError: the run is finished, and a line is damaged or a step is missing."""
-        rows, spec = read_lines(self.metrics_file, self.run_id)[0], self.read_spec()
-        num_steps = spec.train.num_steps
-        if self.finished and spec.weights is None and not _complete(rows, num_steps):
-            lacks = f"does not hold each of the run's {num_steps} steps once ({len(rows)} lines are undamaged)"
-            remedy = f"restore it from a copy or, if there is none, delete {self.path} and run its experiment again"
-            raise ValueError(f"{self.metrics_file} {lacks}: {remedy}")
+    def read_curve(self) -> list[Row]:
+        """Return a row for every step of a finished run. ValueError if a line was damaged, then or since."""
+        steps = self.read_spec().train.num_steps
+        rows = read_lines(self.metrics_file)[0]
+        whole = [row["step"] for row in rows] == list(range(1, steps + 1))
+        if not whole or manifest.read(self.export).get("metrics") != manifest.digest(self.metrics_file):
+            lacks = f"{self.metrics_file} does not hold each of the run's {steps} steps as it was trained"
+            raise ValueError(f"{lacks}: leave out figures of training curves, or delete {self.path} to train it again")
         return rows
 
     def last_row(self) -> Row | None:
-        """Return the newest undamaged row of metrics.jsonl, for showing progress; reads only the end of the file."""
-        with suppress(OSError), open(self.metrics_file, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            texts = reversed(file.read().split(b"\n"))
-            return next(filter(None, (read_line(text, self.run_id) for text in texts)), None)
-        return None
-
-    def truncate(self, step: int) -> bool:
-        """Drop the rows after `step`, from which the run resumes. Returns False if earlier steps are missing."""
-        for path in (path for path in (self.anomalies_file, self.metrics_file) if path.exists()):
-            self._write(path, [row for row in read_lines(path, self.run_id)[0] if row["step"] <= step])
-        return _complete(read_lines(self.metrics_file, self.run_id)[0], step)
+        """Return the newest readable row of metrics.jsonl."""
+        return last_row(self.metrics_file)
 
     def read_starts(self) -> list[Row]:
-        """Return every start: the fields of results/provenance.py, `first_step`, `params`, `epochs`, and `end` with
-        `exit_code`, `tokens`, `wall_s`, `peak_memory_bytes`. `end` is None while it runs; `exit_code` is None if it was killed.
-
-        ValueError: a line is damaged, or there is no line though the run is finished."""
-        starts, damaged = read_lines(self.provenance_file, self.run_id)
-        if damaged or (not starts and self.finished and self.read_spec().weights is None):
-            has = f"{self.provenance_file} has {damaged} damaged lines and {len(starts)} undamaged ones"
-            remedy = f"delete the damaged ones (their records of starts are lost), or delete {self.path}"
-            raise ValueError(f"{has}: {remedy} and run its experiment again")
-        return starts
+        """Return every start: the fields of results/provenance.py, `first_step`, `missing_steps` (of the curve before it, if
+        there are any), `params`, `epochs`, and `end` with `exit_code`, `tokens`, `wall_s`, `peak_memory_bytes`. `end` is None
+        while it runs; `exit_code` is None if it was killed."""
+        return read_lines(self.provenance_file)[0]
 
     def evaluation_fault(self, eval_id: str) -> str | None:
         """Return what is wrong with an evaluation in evals/, such as another run or other weights, or None."""
         path = self.evals / f"{eval_id}.parquet"
         if not path.is_file() or not self.spec_file.is_file():
             return f"there is no {path} or no {self.spec_file.name}"
-        if (fault := fault_of(path, run_id=self.run_id, scale=self.read_spec().scale, eval_id=eval_id)) is not None:
-            return fault
-        measured, own = read_meta(path).get("weights"), self.weights
+        try:
+            meta = read_rows(path)[1]
+        except ValueError as error:
+            return str(error)
+        if (meta["run_id"], meta["eval_id"]) != (self.run_id, eval_id):
+            return f"{path} does not belong here: it is {meta['eval_id']} of run {meta['run_id']}"
+        measured, own = meta["weights"], self.weights
         differ = measured is not None and own is not None and measured != own
         return f"{path} was measured on weights {measured}; the run's are {own}" if differ else None
 
-    def record(self) -> Row:
-        """Return what is stored about a run: its spec, every start, and its training if that has ended (even if its weights
-        are gone): the digest of the weights, the dates of its starts, its final loss (None if that is not finite)."""
-        spec, last, starts = self.read_spec(), self.last_row(), self.read_starts()
-        ended = self.finished or (last is not None and last["tokens"] >= spec.train.train_tokens)
-        rows = self.read_metrics() if ended else []
-        final_loss = rows[-1]["loss"] if rows and math.isfinite(rows[-1]["loss"]) else None
-        first = max((index for index, start in enumerate(starts) if not start["first_step"]), default=0)
-        dates = [start["date"] for start in starts[first:]]
-        trainings = [{"weights": self.weights, "starts": dates, "final_loss": final_loss}] if ended else []
-        told = {"run_id": spec.run_id, "scale": spec.scale, "name": spec.name, "spec": json.loads(spec.to_json())}
-        return {**told, "starts": starts, "trainings": trainings, "final_loss": final_loss}
-
     def begin_start(self, start: Row) -> int:
-        """Add a start (before `truncate`); end the last if it was killed. Returns the number of dropped damaged lines."""
-        starts, damaged = read_lines(self.provenance_file, self.run_id)
+        """Add a start, after ending the last if it was killed, and drop the rows after its first step, from which the run
+        resumes. Returns how many steps before that are missing in metrics.jsonl."""
+        starts = self.read_starts()
         if starts and starts[-1]["end"] is None:
             row, first = self.last_row() or {"step": 0}, starts[-1]["first_step"]
             stepped = row["step"] > first
             tokens = row["tokens"] // row["step"] * (row["step"] - first) if stepped else 0
             end = {"exit_code": None, "tokens": tokens, "wall_s": row["wall_s"] if stepped else 0.0, "peak_memory_bytes": None}
             starts[-1] = {**starts[-1], "end": end}
-        self._write(self.provenance_file, [*starts, start])
-        return damaged
+        kept = {file: read_lines(file)[0] for file in (self.anomalies_file, self.metrics_file) if file.exists()}
+        for file, rows in kept.items():
+            kept[file] = [row for row in rows if row["step"] <= start["first_step"]]
+            write_atomic(file, to_lines(kept[file]))
+        missing = start["first_step"] - len({row["step"] for row in kept.get(self.metrics_file, [])})
+        write_atomic(self.provenance_file, to_lines([*starts, start | ({"missing_steps": missing} if missing else {})]))
+        return missing
 
-    def end_start(self, start: Row, end: Row) -> None:
-        """Record how `start`, the last one that `begin_start` added, has ended."""
-        starts = [other for other in read_lines(self.provenance_file, self.run_id)[0] if other != start]
-        self._write(self.provenance_file, [*starts, {**start, "end": end}])
-
-    def _write(self, path: Path, rows: list[Row]) -> None:
-        write_atomic(path, "".join(line(row, self.run_id) for row in rows))
-
-
-def _spec_of(file: Path, values: dict[str, Any], remedy: str) -> RunSpec:
-    """Build the spec from a file's values. Raises a ValueError that names the wrong field."""
-    try:
-        return RunSpec.from_json(json.dumps(values))
-    except ValidationError as error:
-        raise ValueError(f"{file} is not a valid run spec: {short(error)}; {remedy}") from error
-
-
-def _complete(rows: list[Row], num_steps: int) -> bool:
-    return [row["step"] for row in rows] == list(range(1, num_steps + 1))
+    def end_start(self, end: Row) -> None:
+        """Record how the last start has ended."""
+        *starts, last = self.read_starts()
+        write_atomic(self.provenance_file, to_lines([*starts, {**last, "end": end}]))

@@ -25,7 +25,7 @@ from analysis.curves import LossCurve, context_losses, difference, first_plotted
 from analysis.names import SEVEN, style_of, title
 from analysis.needles import CHOICE, measures
 from analysis.panels import band_note, position_axis
-from analysis.seeds import size_of
+from analysis.seeds import scales_of, size_of
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens
@@ -38,7 +38,7 @@ from experiments.fox import context_use
 from experiments.recipes import recipes
 from models.spec import ModelSpec
 from results.atomic import write_atomic
-from results.store import read_run
+from results.store import open_store
 
 AXES = {"rope_base": float | None}
 FOX = "fox_pro"
@@ -233,7 +233,9 @@ def absent(study: Study, curves: Iterable[LossCurve]) -> str:
 
 def tried(study: Study, curves: Sequence[LossCurve]) -> list[tuple[float, ...]]:
     """Return the peak learning rates at which each model was trained, at all scales of the size."""
-    specs = [read_run(path)["spec"] for path in study.results_dir.glob(f"{size_of(study.scale)}*/runs/*.json")]
+    size = size_of(study.results_dir, study.scale)
+    stores = [open_store(study.results_dir, scale) for scale in scales_of(study.results_dir, size)]
+    specs = [record["spec"] for store in stores for own in store.runs.values() for record in own]
     own = [_model(study.spec(curve.run_ids[0])) for curve in curves]
     alike = [[each for each in specs if each["model"]["kind"] == model.kind and _model(each) == model] for model in own]
     return [tuple(sorted({each["train"]["peak_lr"] for each in found})) for found in alike]

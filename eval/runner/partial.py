@@ -1,6 +1,6 @@
 """Finished samples of an interrupted evaluation, from which it is resumed.
 
-Samples are lines of an append-only `<eval_id>.partial.jsonl` (training/lines.py); the first line names model and spec, and a
+Samples are lines of an append-only `<eval_id>.partial.jsonl`; the first line names model and spec, and a
 file of another model or spec is not used. Damaged lines are computed again. Large running sums go to `<eval_id>.partial.npz`,
 replaced atomically."""
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from results.atomic import write_atomic
-from training.lines import line, read_lines
+from results.lines import read_lines, to_lines
 
 
 class Partial:
@@ -24,15 +24,15 @@ class Partial:
             found, _ = read_lines(path)
             kept = found[1:] if found[:1] == [self._head] else []
             self.records = {entry["key"]: entry["record"] for entry in kept}
-            write_atomic(path, "".join(map(line, [self._head, *kept])))  # drops a line that was cut off
+            write_atomic(path, to_lines([self._head, *kept]))  # drops a line that was cut off
 
     def add(self, key: str, record: dict[str, Any]) -> None:
         """Keep one finished sample, in the file when this returns."""
         if self.path is not None:
             if not self.path.exists():
-                write_atomic(self.path, line(self._head))
+                write_atomic(self.path, to_lines([self._head]))
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(line({"key": key, "record": record}))
+                file.write(to_lines([{"key": key, "record": record}]))
         self.records[key] = record
 
     def save_state(self, arrays: dict[str, np.ndarray]) -> None:

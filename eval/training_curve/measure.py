@@ -12,8 +12,8 @@ def evaluate(loaded: Loaded, spec: Spec, context: Context) -> pd.DataFrame:
     folder = loaded.subject.run_folder
     if not folder.finished:
         raise ValueError(f"{folder.path}: the run is not finished (it has no export/); train it to the end first")
-    rows = folder.read_metrics()
-    if not rows:
+    if folder.read_spec().weights is not None:
         raise ValueError(f"{folder.path}: the run was trained elsewhere: it has no metrics of its training")
+    rows = folder.read_curve()
     found = pd.DataFrame(rows, columns=list(spec.SCHEMA.columns))
     return found.astype({"mfu": float, "mfu_dense": float, "pruned_share": float})

@@ -15,7 +15,7 @@ from analysis.curves import LossCurve, compare, difference, first_plotted, smoot
 from analysis.names import DASHED, FOX_SHADES, PAIRS, TRANSFORMER_SHADES, LineStyle, pairs_in, title
 from analysis.panels import Drawn, band_note, binned, core_limits, doublings_axis, draw_lines, smoothed
 from analysis.statistics import Estimate
-from analysis.study import Study, read_lines
+from analysis.study import Study
 from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens, training_length_line
 from analysis.tables import Cell, Column, Table, over_seeds
 from analysis.verdict import Claim, Comparison, Status, Verdict, decide, in_part, number
@@ -134,7 +134,7 @@ def _absent_note(study: Study) -> str:
     """Name the lines of Figure 6 that are not evaluated beyond their training context."""
     there = {line.series for line in study.lines}
     absent: dict[str, list[str]] = {}
-    for line in read_lines(study.results_dir, study.scale, STEM):
+    for line in Study(study.results_dir, study.scale, STEM).lines:
         if line.series not in there:
             absent.setdefault(line.model, []).append(line.label)
     names = [f"{title(model)}, {' and '.join(dict.fromkeys(labels))}" for model, labels in absent.items()]

@@ -23,7 +23,7 @@ from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import main_models_once as runs  # noqa: F401
 from experiments.recipes import model_spec
 from experiments.scales import get_scale
-from results.measured import FOLDER, read
+from results.measured import FOLDER, has, read
 
 BASE = "transformer_llama"
 PRINTED = read_paper("table6_throughput_760m.csv")
@@ -161,7 +161,7 @@ def c29(study: Study) -> Verdict:
 def at_longer_contexts(study: Study) -> str:
     """Say how the claim's pairs compare in stored training steps with the longest context."""
     nothing, folder = "No steps with a longer context are stored.", study.results_dir / FOLDER.name
-    if not any((folder / "training_steps").glob("*.parquet")):
+    if not has("training_steps", folder):
         return nothing
     rows = read("training_steps", folder)
     rows = rows[(rows["gpus"] == 1) & (rows["sequences_per_gpu"] * rows["micro_batches"] == 1) & ~rows["prune"]]

@@ -26,7 +26,7 @@ from analysis.verdict import RATIO, Claim, Comparison, Verdict, decide, not_meas
 from experiments.evaluations import step_times as evals  # noqa: F401
 from experiments.recipes import lines
 from kernels.benchmark.rows import PLACE
-from results.measured import FOLDER, read
+from results.measured import FOLDER, has, read
 
 KIND = "stick_breaking"
 STICK, SOFTMAX = "stick_breaking", "transformer_llama"
@@ -45,7 +45,7 @@ def kernel_times(study: Study) -> pd.DataFrame:
     multiple of cuDNN's softmax with rotary embedding in the same run. Only one GPU and version of Triton is returned: that with
     the most rows, or of equals the newest. Empty if no times are stored."""
     folder = study.results_dir / FOLDER.name
-    if not any((folder / KIND).glob("*.parquet")):
+    if not has(KIND, folder):
         return pd.DataFrame(columns=["gpu", "logits", *SHAPE, "provider", "ms_q50", "relative"])
     rows = read(KIND, folder).rename(columns={"gates": "logits"})
     rows = rows[(rows["operation"] == "forward+backward") & rows["ms_q50"].notna()]
