@@ -1,7 +1,7 @@
 """Published checkpoints as runs: `python -m experiments adopt FOLDER --as fox_pro --scale 760m-48b --results-dir FOLDER`.
 
-The run's identity includes the digest of the weights and the tokeniser. In its results folder a plan uses an adopted run for the
-unchanged recipe of its name, scale and seed 0 instead of training one."""
+The run's identity includes the digest of the weights and the tokeniser. In its results folder a plan uses an adopted run for
+the unchanged recipe of its name, scale and seed 0 instead of training one."""
 
 import datetime
 import hashlib

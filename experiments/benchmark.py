@@ -24,7 +24,8 @@ from experiments.recipes import Recipe, model_spec
 from experiments.scales import Scale, get_scale
 from models.build import build_model
 from models.spec_parts import PositiveInt
-from results.measured import FOLDER, add
+from results.lines import read_lines
+from results.measured import OWN, add
 from training.command_line import guarded, parse
 from training.distributed import World
 from training.loop import train
@@ -45,7 +46,7 @@ class Options:
     """Tokens per step."""
     steps: PositiveInt = 25
     """Timed steps."""
-    rows: Path = FOLDER
+    rows: Path = OWN
     """Folder that the rows are added to."""
     code: str = ""
     """Version of the measured code (a commit), if it is not run from a checkout."""
@@ -126,9 +127,9 @@ def steps_in_a_row(spec: RunSpec, execution: Execution, count: int) -> dict[str,
 
 def training(spec: RunSpec, execution: Execution, corpus: Corpus, folder: Path) -> float:
     """Train a run to its end in this process. Returns the median milliseconds between steps after the first."""
-    run = RunFolder.create(folder, spec)
+    run = RunFolder.create(folder / spec.folder_name, spec)
     train(run.path, corpus.folder, execution, quiet=True)
-    ends = [row["wall_s"] for row in run.read_metrics()][WARM:]
+    ends = [row["wall_s"] for row in read_lines(run.metrics_file)[0]][WARM:]
     return 1e3 * median(later - earlier for earlier, later in pairwise(ends))
 
 

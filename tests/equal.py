@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = {"results": ("tiny", "mini"), "results/unseen_books": ("mini",)}
@@ -87,7 +88,7 @@ for number, changes in enumerate(models):
     model = KINDS[changes["kind"]](**sizes, **{k: v for k, v in changes.items() if k != "kind"})
     text = number % 2 == 0
     spec = RunSpec(name="steps", scale="tiny", model=model, data=corpus.spec if text else recall, train=train, seed=number)
-    folder = RunFolder.create(here / str(number), spec)
+    folder = RunFolder.create(here / spec.folder_name, spec)
     read = ["--corpus-dir", str(corpus.folder)] if text else []
     assert main([str(folder.path), "--quiet", "--device", "cpu", "--micro-batch-tokens", "128", *read]) == 0
     digest = hashlib.sha256()
@@ -104,25 +105,27 @@ def ids() -> Iterator[str]:
     from eval.kinds import EVAL_SPEC, eval_id
     from training.spec import RUN_SPEC
 
-    files = [path for folder in PUBLISHED for path in sorted((ROOT / folder).glob("*/runs/*.json"))]
-    metas = [path for folder in PUBLISHED for path in sorted((ROOT / folder).glob("*/rows/*/*.meta.json"))]
-    for path in files:
-        run = json.loads(path.read_text())
+    runs, metas = ([row for folder in PUBLISHED for row in _published(ROOT / folder, name)] for name in ("runs", "evaluations"))
+    for run in runs:
         if RUN_SPEC.validate_json(json.dumps(run["spec"])).run_id != run["run_id"]:
-            yield f"{path}: another id"
-    for path in metas:
-        meta = json.loads(path.read_text())
+            yield f"run {run['run_id']}: another id"
+    for meta in metas:
         if eval_id(EVAL_SPEC.validate_json(json.dumps(meta["spec"]))) != meta["eval_id"]:
-            yield f"{path}: another id"
-    print(f"ids: {len(files)} runs, {len(metas)} evaluations")
-    if len(files) < 684 or len(metas) < 1498:
-        yield f"{len(files)} runs and {len(metas)} evaluations are found: 684 and 1,498 were stored"
+            yield f"{meta['eval_id']} of run {meta['run_id']}: another id"
+    count = len({(run["scale"], run["run_id"]) for run in runs})
+    print(f"ids: {count} runs, {len(metas)} evaluations")
+    if count < 684 or len(metas) < 1498:
+        yield f"{count} runs and {len(metas)} evaluations are found: 684 and 1,498 were stored"
+
+
+def _published(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in sorted(folder.glob(f"*/{name}.jsonl")) for line in path.read_text().splitlines()]
 
 
 def plans(before: Path) -> Iterator[str]:
     """Yield the runs that are planned at scale tiny, but have never been trained, and those at the paper's scales that the
     checkout `before` does not plan."""
-    stored = {path.stem for path in before.glob("results/tiny*/runs/*.json")}
+    stored = {run["run_id"] for run in _published(ROOT / "results", "runs") if run["scale"].startswith("tiny")}
     known = {"tiny": stored} | ({} if before == ROOT else {scale: _planned(before, scale) for scale in PAPER})
     for scale, there in known.items():
         here = _planned(ROOT, scale)
@@ -139,7 +142,7 @@ def _planned(checkout: Path, scale: str) -> set[str]:
         stem for stem in stored if any(each.glob(f"**/{stem}.py") for each in (checkout / "experiments", checkout / "beyond"))
     ]
     with tempfile.TemporaryDirectory() as empty:
-        folders = [f"--{name}-dir={empty}/{name}" for name in ("runs", "results", "corpora")]
+        folders = [f"--{name}-dir={empty}/{name}" for name in ("results", "corpora")]
         command = [sys.executable, "-m", "experiments", "plan", *stems, "--scale", scale, *folders]
         how = dict(cwd=checkout, env=_environment(checkout), check=True, text=True)
         shown = subprocess.run(command, stdout=subprocess.PIPE, **how).stdout
