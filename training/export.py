@@ -41,7 +41,8 @@ def export_model(model: nn.Module, corpus: Corpus | None, spec: RunSpec, folder:
             corpus.tokenizer.to_hf().save_pretrained(partial)
         write_atomic(partial / "run_spec.json", spec.to_json())
         write_atomic(partial / "README.md", README.read_text())
-        manifest.seal(partial, run_id=spec.run_id, metrics=manifest.digest(folder.metrics_file))
+        curve = {"metrics": manifest.digest(folder.metrics_file)} if folder.metrics_file.is_file() else {}
+        manifest.seal(partial, run_id=spec.run_id, **curve)
         os.rename(partial, folder.export)
         _drop_checkpoints(folder)
     world.barrier()
