@@ -74,7 +74,7 @@ def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema) -> No
         raise ValueError(f"{path}: results are stored as .parquet")
     text = json.dumps({name: meta[name] for name in META_KEYS})
     table = to_table(schema.validate(rows, where=str(path)))
-    footer = {"meta": text, "meta_crc32": str(zlib.crc32(text.encode()))}
+    footer = {"meta": text, "crc32": _crc(text.encode(), table.schema)}
     write_tables(path, [table.replace_schema_metadata({**table.schema.metadata, **footer})])
 
 
@@ -122,9 +122,15 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 def _meta(file: pq.ParquetFile) -> Meta:
     footer = file.schema_arrow.metadata
-    if zlib.crc32(footer[b"meta"]) != int(footer[b"meta_crc32"]):
+    if _crc(footer[b"meta"], file.schema_arrow) != footer[b"crc32"].decode():
         raise ValueError("its footer was changed")
     return json.loads(footer[b"meta"])
+
+
+def _crc(meta: bytes, schema: pa.Schema) -> str:
+    """Return the checksum of what a footer says; pages have checksums of their own."""
+    columns = repr([(column.name, str(column.type)) for column in schema])
+    return str(zlib.crc32(columns.encode(), zlib.crc32(meta)))
 
 
 @contextmanager
@@ -141,7 +147,7 @@ def reading(path: Path) -> Iterator[None]:
 def open_store(results_dir: Path, scale: str) -> Store:
     """Return the store of a scale, which is read again after its files have changed."""
     folder = results_dir / scale
-    patterns = ("*.jsonl", "runs/*/*.json*", "runs/*/evals/*.parquet")
+    patterns = ("*.jsonl", "rows/*.parquet", "runs/*/*.json*", "runs/*/evals/*.parquet")
     files = sorted(path for pattern in patterns for path in folder.glob(pattern))
     return _opened(folder, tuple((path, path.stat().st_mtime_ns) for path in files))
 
@@ -220,26 +226,26 @@ class Store:
             raise ValueError(f"{lost}: restore the file that had them (git restore)")
         return _read_group(*groups[key]).copy(deep=False)
 
-    def _groups(self, kind: str) -> dict[Key, tuple[Path, int]]:
-        """Return the file and row group of each evaluation of a kind in the tables."""
+    def _groups(self, kind: str) -> dict[Key, tuple[Path, int, int]]:
+        """Return the file of each evaluation of a kind in the tables, when it was changed, and the row group."""
         if kind not in self._tables:
             self._tables[kind] = {}
             for path in sorted((self.folder / "rows").glob(f"{kind}-*.parquet")):
                 with reading(path):
-                    about = open_parquet(path).metadata
+                    about, changed_ns = open_parquet(path).metadata, path.stat().st_mtime_ns
                     for number in range(about.num_row_groups):
                         columns = (about.row_group(number).column(place).statistics for place in range(3))
                         values: list[Any] = [each.min if each.has_min_max else None for each in columns]
-                        self._tables[kind][Key(*values)] = path, number
+                        self._tables[kind][Key(*values)] = path, changed_ns, number
         return self._tables[kind]
 
     @cached_property
-    def _tables(self) -> dict[str, dict[Key, tuple[Path, int]]]:
+    def _tables(self) -> dict[str, dict[Key, tuple[Path, int, int]]]:
         return {}
 
 
 @lru_cache(maxsize=1024)
-def _read_group(path: Path, number: int) -> pd.DataFrame:
+def _read_group(path: Path, changed_ns: int, number: int) -> pd.DataFrame:
     with reading(path):
         table = open_parquet(path).read_row_group(number, use_threads=False)
         return table.drop_columns(list(Key._fields)).to_pandas(use_threads=False)

@@ -1,5 +1,6 @@
 """Made-up results for tests: rows, runs and artefacts written into a results folder as the suite writes them."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import product
@@ -15,10 +16,11 @@ from PIL.PngImagePlugin import PngInfo
 
 from analysis.names import SEVEN
 from analysis.statistics import Noise, own_noise
-from analysis.study import Axes, Line, Study, write_lines
+from analysis.study import Axes, Line, Lines, Study, write_lines
 from analysis.style import plt
+from results.lines import to_lines
 from results.schema import Schema
-from results.store import read_rows, record_run, rows_file, write_rows
+from results.store import UNRECORDED, write_rows
 
 __all__ = ["SEVEN", "Store"]
 
@@ -31,6 +33,8 @@ PROVENANCE = {
     "python": "3.11.7",
     "versions": {"torch": "0.0", "triton": "0.0"},
 }
+FRESH = ("throughput", "parameters", "equal_logits")
+"""Kinds that measure untrained models."""
 OFFSET = dict(zip(SEVEN, (0.0, 0.028, 0.045, 0.078, 0.06, 0.085, 0.10), strict=True))
 
 
@@ -111,35 +115,31 @@ class Store:
         scale, model = scale or self.scale, model or label
         axes = axes if axes is not None else {} if label == model else {"label": label}
         run_id = run_id_of(name or label, seed, scale)
-        files = {}
+        folder, evals = self.folder / scale / "runs" / f"{model}-{run_id}", {}
         for number_, (kind, own, *more) in enumerate(rows):
             meta = {
                 "kind": kind, "scale": scale, "model": model, "run_id": run_id, "eval_id": f"{kind}-{number_:08x}",
                 "spec": {"kind": kind} | (evaluation or {}) | dict(*more), "created": CREATED,
                 "provenance": PROVENANCE | {"git_sha": git_sha},
-                "extras": extras or {},
+                "extras": extras or {}, "weights": None if kind in FRESH else UNRECORDED,
             }  # fmt: skip
-            path = write_rows(rows_file(self.folder, scale, run_id, meta["eval_id"]), own, meta, UNCHECKED)
-            files[str(path.relative_to(self.folder))] = read_rows(path)[1]["rows_sha256"]
-        record: dict[str, Any] = {
-            "run_id": run_id,
-            "scale": scale,
-            "name": model,
-            "spec": {
-                "model": {"kind": "forgetting_transformer", "forget_gate": "none"} | (spec or {}),
-                "data": {"source": "made-up", "tokenizer": "bpe-512", "fingerprint": "feedbeef" * 8} | (data or {}),
-                "train": {"seq_len": self.train_len, "train_tokens": 64 * self.train_len, "peak_lr": 1e-3} | (train or {}),
-                "seed": seed,
-            },
-            "starts": [PROVENANCE | {"params": params}],
-        }
+            write_rows(folder / "evals" / f"{meta['eval_id']}.parquet", own, meta, UNCHECKED)
+            evals[meta["eval_id"]] = None
+        whole = {
+            "scale": scale, "name": model, "seed": seed,
+            "model": {"kind": "forgetting_transformer", "forget_gate": "none"} | (spec or {}),
+            "data": {"source": "made-up", "tokenizer": "bpe-512", "fingerprint": "feedbeef" * 8} | (data or {}),
+            "train": {"seq_len": self.train_len, "train_tokens": 64 * self.train_len, "peak_lr": 1e-3} | (train or {}),
+        }  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "spec.json").write_text(json.dumps(whole))
+        (folder / "provenance.jsonl").write_text(to_lines([PROVENANCE | {"params": params}]))
         if final_loss is not None:
-            record["final_loss"] = final_loss
-        record_run(self.folder, record)
-        self.lines.setdefault(stem, []).append(Line(label, axes, model, seed, scale, run_id, files))
+            (folder / "metrics.jsonl").write_text(to_lines([{"tokens": whole["train"]["train_tokens"], "loss": final_loss}]))
+        self.lines.setdefault(stem, []).append(Line(label, axes, model, seed, scale, run_id, evals))
 
     def study(self, stem: str) -> Study:
-        write_lines(self.folder, self.scale, stem, self.lines[stem])
+        write_lines(self.folder, Lines(stem, self.scale, tuple(self.lines[stem])))
         return Study(self.folder, self.scale, stem)
 
 

@@ -28,6 +28,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(tmp_path: Path, texts: Path) -> Request:
     """Everything at tiny."""
     return Request(
-        artefacts=("all",), scale="tiny", data=f"text:{texts}", runs_dir=tmp_path / "runs",
+        artefacts=("all",), scale="tiny", data=f"text:{texts}",
         results_dir=tmp_path / "results", corpora_dir=tmp_path / "corpora",
     )  # fmt: skip

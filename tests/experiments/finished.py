@@ -5,9 +5,9 @@ import pandas as pd
 
 from eval.kinds import EVAL_SPEC, eval_id
 from experiments.plan import Run
+from results.lines import to_lines
 from results.store import write_rows
 from training import manifest
-from training.lines import line
 
 START = {"date": "2026-01-01T00:00:00+00:00", "git_sha": "abc", "git_dirty": False, "python": "3.11", "versions": {},
          "device": "CPU (1 thread, AVX2)", "world_size": 1, "first_step": 0, "params": 10, "end": None}  # fmt: skip
@@ -32,10 +32,10 @@ def finish(
         manifest.seal(folder.export, run_id=run.spec.run_id)
         date = f"2026-01-01T00:00:{len(weights):02}+00:00" if weights else START["date"]
         start = {**START, "date": date, "device": device or START["device"]}
-        folder.provenance_file.write_text(line(start, run.spec.run_id))
+        folder.provenance_file.write_text(to_lines([start]))
         folder.metrics_file.write_text(
-            "".join(
-                line({"step": n + 1, "tokens": n + 1, "loss": final_loss, "wall_s": 1.0}, run.spec.run_id)
+            to_lines(
+                {"step": n + 1, "tokens": (n + 1) * run.spec.train.batch_tokens, "loss": final_loss, "wall_s": 1.0}
                 for n in range(run.spec.train.num_steps)
             )
         )

@@ -1,4 +1,6 @@
-import os
+import contextlib
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -6,329 +8,160 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from results import store
+from results.lines import to_lines
 from results.measured import FOLDER
 from results.provenance import commit_name, git_state
 from results.schema import Schema, integer, number, text
-from results.sealed import read_sealed, write_sealed
-from results.store import (
-    difference,
-    fault_of,
-    keep,
-    meta_path,
-    read_rows,
-    read_run,
-    record_run,
-    rows_file,
-    run_file,
-    write_rows,
-)
+from results.store import SUMS, Key, append, difference, open_store, read_rows, without_seed, write_rows, write_sums
 
 SCHEMA = Schema({"position": integer(1), "loss": number(0, nullable=True), "word": text()}, key=("position",))
+EVAL = "per_token_loss-0badc0de"
 
 
 def rows_of(loss: float = 2.0) -> pd.DataFrame:
     return pd.DataFrame({"position": [1, 2], "loss": [3.0, loss], "word": "x"})
 
 
-def meta_of(run_id: str = "r1", eval_id: str = "per_token_loss-0badc0de", **changed: object) -> dict:
-    return {
-        "kind": "per_token_loss",
-        "scale": "tiny",
-        "model": "fox_pro",
-        "run_id": run_id,
-        "eval_id": eval_id,
-        "spec": {"kind": "per_token_loss", "context_len": 2},
-        "created": "2025-01-01",
-        "provenance": {"git_sha": "abc"},
-        "extras": {"unigram_entropy": 5.0},
-        **changed,
-    }
+def meta_of(run_id: str = "r1", weights: str | None = "w1", eval_id: str = EVAL) -> dict:
+    about = dict(kind=eval_id.rpartition("-")[0], scale="tiny", model="fox_pro", run_id=run_id, eval_id=eval_id)
+    made = dict(weights=weights, created="2025-01-01", provenance={"git_sha": "abc"}, extras={"sources": [1]})
+    return {**about, **made, "spec": {"context_len": 2}}
 
 
-def stored(folder: Path, run_id: str = "r1", loss: float = 2.0, **changed: object) -> Path:
-    path = folder / run_id / "evals" / "per_token_loss-0badc0de.parquet"
-    return write_rows(path, rows_of(loss), meta_of(run_id, **changed), SCHEMA)
-
-
-def test_what_a_reader_writes_to_its_rows_is_seen_by_no_other(tmp_path):
-    path = stored(tmp_path)
-    rows, _ = read_rows(path)
-    rows["loss"] = 9.0
-    rows.loc[0, "added"] = 1
-    other, _ = read_rows(path)
-    other.loc[0, "loss"] = 7.0
-    pd.testing.assert_frame_equal(read_rows(path)[0], rows_of(), check_dtype=False)
-
-
-def test_round_trip(tmp_path):
-    path = stored(tmp_path)
+def test_a_file_gives_back_its_rows_and_meta_and_no_reader_changes_them(tmp_path):
+    path = tmp_path / "rows.parquet"
+    write_rows(path, rows_of(), meta_of(), SCHEMA)
+    changed, _ = read_rows(path)
+    changed.loc[0, "loss"] = 7.0
     rows, meta = read_rows(path)
     pd.testing.assert_frame_equal(rows, rows_of(), check_dtype=False)
-    assert len(meta.pop("rows_sha256")) == 64
-    assert meta == meta_of()
-    assert sorted(p.name for p in path.parent.iterdir()) == [
-        "per_token_loss-0badc0de.meta.json", "per_token_loss-0badc0de.parquet",
-    ]  # fmt: skip
-    assert fault_of(path) is None
-
-
-def test_equal_rows_give_equal_bytes(tmp_path):
-    one, two = stored(tmp_path / "a"), stored(tmp_path / "b")
-    assert one.read_bytes() == two.read_bytes()
-    assert meta_path(one).read_bytes() == meta_path(two).read_bytes()
-
-
-def test_bad_rows_and_meta_leave_what_was_there_untouched(tmp_path):
-    path = stored(tmp_path)
+    assert meta == meta_of() and [each.name for each in tmp_path.iterdir()] == [path.name]
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="loss"):
-        write_rows(path, rows_of(-1.0), meta_of(), SCHEMA)
-    with pytest.raises(ValueError, match="the meta lacks kind, scale"):
-        write_rows(path, rows_of(), {"model": "x"}, SCHEMA)
-    with pytest.raises(ValueError, match=r"stored as \.parquet"):
-        write_rows(tmp_path / "rows.csv", rows_of(), meta_of(), SCHEMA)
+    for bad, where in ((rows_of(-1.0), path), (rows_of(), tmp_path / "rows.csv")):
+        with pytest.raises(ValueError, match=r"rows\."):
+            write_rows(where, bad, meta_of(), SCHEMA)
     assert path.read_bytes() == before
-    read_rows(path)
 
 
-def spoil(path: Path, how: str) -> None:
-    body = path.read_bytes()
-    if how == "cut":
-        path.write_bytes(body[:-20])
-    elif how == "flip":
-        path.write_bytes(body[:40] + bytes([body[40] ^ 1]) + body[41:])
+@given(st.data())
+def test_a_damaged_file_is_refused_or_reads_the_same(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("rows") / "rows.parquet"
+    write_rows(path, rows_of(), meta_of(), SCHEMA)
+    body = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(body) - 1))
+    if data.draw(st.booleans()):
+        body[place] ^= data.draw(st.integers(1, 255))
     else:
-        path.unlink()
+        del body[place:]
+    path.write_bytes(body)
+    with contextlib.suppress(ValueError):
+        rows, meta = read_rows(path)
+        pd.testing.assert_frame_equal(rows, rows_of(), check_dtype=False)
+        assert meta == meta_of()
 
 
-@pytest.mark.parametrize("part", ["rows", "meta"])
-@pytest.mark.parametrize("how", ["cut", "flip", "gone"])
-def test_a_pair_that_is_not_whole_is_refused_with_a_remedy(tmp_path, part, how):
-    path = stored(tmp_path)
-    spoil(path if part == "rows" else meta_path(path), how)
-    fault = fault_of(path)
-    assert fault is not None
-    assert "run its experiment" in fault
-    with pytest.raises(ValueError, match="run its experiment"):
-        read_rows(path)
+def record(run_id: str, weights: str) -> dict:
+    return {"run_id": run_id, "scale": "tiny", "name": "fox_pro", "spec": {"seed": 0}, "starts": [], "weights": weights,
+            "final_loss": 2.0}  # fmt: skip
 
 
-def test_a_writer_killed_between_the_two_renames_is_noticed(tmp_path, monkeypatch):
-    path = stored(tmp_path)
-    replace = os.replace
-
-    def only_meta(source, target):
-        if str(target).endswith(".parquet"):
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", only_meta)
-    with pytest.raises(KeyboardInterrupt):
-        write_rows(path, rows_of(1.0), meta_of(), SCHEMA)
-    with pytest.raises(ValueError, match="run its experiment again"):
-        read_rows(path)
-    assert len(list(path.parent.iterdir())) == 2, "no temporary file is left"
-
-
-def test_an_evaluation_is_kept_under_its_run_and_identity(tmp_path):
-    source, results = stored(tmp_path / "runs"), tmp_path / "results"
-    path, changed = keep(source, results)
-    assert path == results / "tiny" / "rows" / "per_token_loss" / "r1-0badc0de.parquet"
-    assert path == rows_file(results, "tiny", "r1", "per_token_loss-0badc0de")
-    assert changed is None
-    assert path.read_bytes() == source.read_bytes()
-    assert read_rows(path)[1] == read_rows(source)[1]
-    assert keep(stored(tmp_path / "runs", "r2"), results)[0] != path
+def test_tables_grow_and_tell_two_trainings_of_a_run_apart(tmp_path):
+    first = [(meta_of(), rows_of(1.0)), (meta_of(weights=None, eval_id="throughput-1"), rows_of(5.0))]
+    assert append(tmp_path, "tiny", [record("r1", "w1")], first) == 2
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")}
+    more = [*first, (meta_of(weights="w2"), rows_of(2.0)), (meta_of("r2"), rows_of(3.0))]
+    more = [(meta, rows.assign(loss=9.0) if number < 2 else rows) for number, (meta, rows) in enumerate(more)]
+    assert append(tmp_path, "tiny", [record("r1", "w1"), record("r1", "w2"), record("r2", "w1")], more) == 2
+    assert all(path.read_bytes() == body for path, body in files.items())
+    store = open_store(tmp_path, "tiny")
+    losses = {key: store.rows(key)["loss"].iloc[-1] for key in store.metas}
+    assert losses == {
+        Key("r1", EVAL, "w1"): 1.0, Key("r1", "throughput-1", None): 5.0, Key("r1", EVAL, "w2"): 2.0,
+        Key("r2", EVAL, "w1"): 3.0,
+    }  # fmt: skip
+    assert store.metas[Key("r1", EVAL, "w2")] == meta_of(weights="w2")
+    assert store.find("r1", EVAL, None) == Key("r1", EVAL, "w1") and store.find("r2", EVAL, "w2") is None
+    assert [each["weights"] for each in store.runs["r1"]] == ["w1", "w2"] and store.run("r1", "w2")["weights"] == "w2"
+    write_sums(tmp_path)
+    assert subprocess.run(["sha256sum", "--check", "--quiet", SUMS], cwd=tmp_path, check=False).returncode == 0
+    table = next(tmp_path.glob("tiny/rows/per_token_loss-*.parquet"))
+    table.write_bytes(table.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=table.name):
+        open_store(tmp_path, "tiny").rows(Key("r2", EVAL, "w1"))
 
 
-def test_what_is_kept_stays_and_is_told_how_much_a_later_one_differs(tmp_path):
-    results = tmp_path / "results"
-    path, _ = keep(stored(tmp_path / "a"), results)
-    before = path.read_bytes(), path.stat().st_mtime_ns
-    assert keep(tmp_path / "a" / "r1" / "evals" / "per_token_loss-0badc0de.parquet", results) == (path, None), "the same one"
-    assert keep(stored(tmp_path / "b", created="2025-01-02"), results) == (path, 0.0)
-    assert keep(stored(tmp_path / "c", loss=2.3), results) == (path, pytest.approx(0.1))
-    assert keep(stored(tmp_path / "c", loss=2.3), results, but=("loss",)) == (path, 0.0)
-    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
-
-
-@pytest.mark.parametrize("part", ["rows", "meta"])
-def test_a_stored_pair_that_is_not_whole_is_replaced_and_a_broken_source_is_not_kept(tmp_path, part):
-    source, results = stored(tmp_path / "runs"), tmp_path / "results"
-    path, _ = keep(source, results)
-    spoil(path if part == "rows" else meta_path(path), "cut")
-    assert keep(source, results) == (path, None)
-    read_rows(path)
-    spoil(source, "flip")
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="changed since"):
-        keep(source, results)
-    assert path.read_bytes() == before
+def test_rows_lie_in_the_folder_of_their_run(tmp_path):
+    runs = tmp_path / "tiny" / "runs"
+    for run_id, tokens in (("r1", 8), ("r2", 4)):
+        write_rows(runs / f"fox-{run_id}" / "evals" / f"{EVAL}.parquet", rows_of(), meta_of(run_id), SCHEMA)
+        spec = {"scale": "tiny", "name": "fox", "seed": 0, "train": {"train_tokens": 8}}
+        (runs / f"fox-{run_id}" / "spec.json").write_text(json.dumps(spec))
+        (runs / f"fox-{run_id}" / "metrics.jsonl").write_text(to_lines([{"tokens": tokens, "loss": 1.5}]) + '{"tok')
+    (runs / "fox-r3" / "evals").mkdir(parents=True)
+    copied = runs / "fox-r3" / "evals" / f"{EVAL}.parquet"
+    copied.write_bytes((runs / "fox-r1" / "evals" / copied.name).read_bytes())
+    store = open_store(tmp_path, "tiny")
+    assert {*store.metas} == {Key("r1", EVAL, "w1"), Key("r2", EVAL, "w1")} and [*store.faults] == [("r3", EVAL)]
+    assert [store.run(run_id, "w1")["final_loss"] for run_id in ("r1", "r2")] == [1.5, None]
+    copied.unlink()
+    assert not open_store(tmp_path, "tiny").faults
 
 
 def test_differences_are_relative_to_the_largest_number_of_a_column():
-    one = rows_of()
-    assert difference(one, one.copy()) == 0
+    one, odd = rows_of(), rows_of().assign(loss=[np.inf, np.nan])
+    assert difference(one, one.copy()) == difference(odd, odd.copy()) == 0
     assert difference(one, rows_of(2.003)) == pytest.approx(0.001)
-    assert difference(one.assign(loss=0.0), one.assign(loss=0.0)) == 0
-    for other in (one.iloc[:1], one.rename(columns={"word": "w"}), one.assign(word=["x", "y"]), one.assign(loss=[3.0, np.nan])):
+    for other in (one.iloc[:1], one.rename(columns={"word": "w"}), one.assign(word=["x", "y"]), odd):
         assert difference(one, other) == np.inf
+    assert difference(odd, odd.assign(loss=[-np.inf, np.nan])) == difference(odd, odd.assign(loss=[np.nan, np.inf])) == np.inf
 
 
-def test_what_is_not_finite_must_be_the_same():
-    one = rows_of().assign(loss=[np.inf, np.nan])
-    assert difference(one, one.copy()) == 0
-    assert difference(one, one.assign(loss=[-np.inf, np.nan])) == np.inf
-    assert difference(one, one.assign(loss=[np.nan, np.inf])) == np.inf
+def test_a_series_is_a_spec_without_seed_name_and_switches_that_are_off():
+    spec = {"seed": 1, "name": "fox", "model": {"kind": "fox", "gate": True}}
+    same = {"seed": 2, "name": "other", "model": {"gate": True, "new": False, "newer": None, "kind": "fox"}}
+    assert without_seed(spec) == without_seed(same) != without_seed({**spec, "model": {"kind": "fox"}})
 
 
-def record(*dates: str, **changed: object) -> dict:
-    starts = [{"date": date, "git_sha": f"sha of {date}"} for date in dates]
-    return {"run_id": "r1", "scale": "tiny", "name": "fox_pro", "spec": {"seed": 0}, "starts": starts, **changed}
-
-
-def test_a_runs_record_gathers_all_its_starts_and_keeps_the_newest_values(tmp_path):
-    path = record_run(tmp_path, record("2025-01-02", final_loss=3.0))
-    assert path == run_file(tmp_path, "tiny", "r1")
-    record_run(tmp_path, record("2025-01-01", "2025-01-02", final_loss=2.5))
-    known = read_run(path)
-    assert [start["date"] for start in known["starts"]] == ["2025-01-01", "2025-01-02"]
-    assert known["final_loss"] == 2.5
-    before = path.stat().st_mtime_ns
-    record_run(tmp_path, record("2025-01-02"))
-    record_run(tmp_path, record(final_loss=None))
-    assert path.stat().st_mtime_ns == before, "nothing new, nothing written"
-    assert read_run(path)["final_loss"] == 2.5
-
-
-def test_an_edited_record_is_refused_and_not_overwritten(tmp_path):
-    path = record_run(tmp_path, record("2025-01-02"))
-    values = read_sealed(path, "")
-    write_sealed(path, values)
-    path.write_text(path.read_text().replace("fox_pro", "fox_llama"))
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="restore it from version control"):
-        read_run(path)
-    with pytest.raises(ValueError, match="restore it from version control"):
-        record_run(tmp_path, record("2025-01-03"))
-    assert path.read_bytes() == before
+@pytest.mark.parametrize("folder", [FOLDER.parent, FOLDER.parent / "unseen_books"], ids=lambda folder: folder.name)
+def test_what_is_published_is_whole_and_has_the_rows_that_figures_name(folder):
+    for digest, name in (line.split("  ") for line in (folder / SUMS).read_text().splitlines()):
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
+    for path in (path for path in folder.glob("*/*.json") if "lines" in path.read_text()):
+        for line in json.loads(path.read_text())["lines"]:
+            store = open_store(folder, line["scale"])
+            keys = [Key(line["run_id"], *each) for each in line["evals"].items()]
+            assert keys and all(key in store.metas for key in keys) and line["run_id"] in store.runs, (path, line)
 
 
 def test_results_and_analysis_do_not_import_torch():
     names = "analysis.report, experiments.fox.fig2_per_token_loss, experiments.fox.fig4_needle"
     code = f"import sys, results.store, {names}; print({{'torch', 'transformers', 'lm_eval'}} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
-    )
-    assert done.stdout.strip() == "set()"
-
-
-def test_starts_of_one_day_are_all_kept(tmp_path):
-    starts = [{"date": f"2025-01-02T03:04:0{second}.000+00:00", "end": None} for second in range(3)]
-    record = {"run_id": "a", "scale": "tiny", "name": "fox", "spec": {}, "starts": starts[:2]}
-    record_run(tmp_path, record)
-    ended = {**starts[1], "end": {"exit_code": 0}}
-    path = record_run(tmp_path, {**record, "starts": [ended, starts[2]]})
-    assert read_run(path)["starts"] == [starts[0], ended, starts[2]]
+    how = dict(capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    assert subprocess.run([sys.executable, "-c", code], **how).stdout.strip() == "set()"
 
 
 def test_the_state_of_a_checkout(tmp_path):
-    """Its commit, and whether a file that git knows differs from it; results and files that git does not know do not count."""
+    """Its commit, and whether a file that git knows differs from it; results and unknown files do not count."""
 
     def git(*words):
-        subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True, capture_output=True
-        )
+        own = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        subprocess.run(own, cwd=tmp_path, check=True, capture_output=True)
 
-    assert git_state(tmp_path) == {"git_sha": None, "git_dirty": None}
     git("init", "-q")
     (tmp_path / "results").mkdir()
-    (tmp_path / "code.py").write_text("first")
-    git("add", ".")
-    git("commit", "-qm", "another project, in which the code lies")
-    for name in ("results/rows", "results/provenance.py"):
-        (tmp_path / name).write_text("first")
-    assert git_state(tmp_path) == {"git_sha": None, "git_dirty": None}
+    (tmp_path / "code.py").write_text("another project, in which the code lies")
     git("add", ".")
     git("commit", "-qm", "one")
+    (tmp_path / "results" / "provenance.py").write_text("first")
+    assert git_state(tmp_path) == {"git_sha": None, "git_dirty": None}
+    git("add", ".")
+    git("commit", "-qm", "two")
     clean = git_state(tmp_path)
-    assert len(clean["git_sha"]) == 40 and clean["git_dirty"] is False
-    for name in ("results/rows", "new.py"):
-        (tmp_path / name).write_text("changed")
-    assert git_state(tmp_path) == clean
+    (tmp_path / "results" / "provenance.py").write_text("changed")
+    assert git_state(tmp_path) == clean and len(clean["git_sha"]) == 40 and clean["git_dirty"] is False
     (tmp_path / "code.py").write_text("changed")
     assert git_state(tmp_path) == {**clean, "git_dirty": True}
     assert commit_name({**clean, "git_dirty": True}) == clean["git_sha"][:10] + "+" and commit_name({}) == "unknown"
-
-
-def test_stored_rows_of_every_kind_are_the_same_by_fastparquet(monkeypatch):
-    newest = {path.parent.name: path for path in sorted(FOLDER.parent.glob("**/*.parquet"))}
-    by_pyarrow = {kind: read_rows(path)[0] for kind, path in newest.items()}
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    for kind, path in newest.items():
-        pd.testing.assert_frame_equal(read_rows(path)[0], by_pyarrow[kind], check_exact=True)
-    assert len(newest) > 20
-
-
-def training(weights: str | None, *starts: str, loss: float | None = 2.0) -> dict:
-    return {"weights": weights, "starts": list(starts), "final_loss": loss}
-
-
-@pytest.mark.parametrize(("one", "other", "same"), [
-    (("w", 2.0), ("w", 2.0), True), (("w", 2.0), ("v", 2.0), False), (("w", 2.0), ("w", 3.0), True),  # by their weights
-    ((None, 2.0), ("w", 2.0), True), (("w", 2.0), (None, 2.0), True), (("w", 2.0), (None, 3.0), False),  # else by their loss
-    ((None, 2.0), (None, 2.0), True), ((None, 2.0), (None, 3.0), False),
-])  # fmt: skip
-def test_a_training_is_known_by_its_weights_or_by_its_loss(one, other, same):
-    one, other = (training(weights, loss=loss) for weights, loss in (one, other))
-    assert store.is_training(one, other) is same
-    assert len(store._joined([one], [other])) == 2 - same
-
-
-def test_records_of_a_run_grow_together(tmp_path):
-    """Starts by their dates, trainings by what they ended in; what was not known is filled in, and nothing is lost."""
-
-    def record(starts: str, *trainings: dict, **more: object) -> dict:
-        own = {"run_id": "r", "scale": "tiny", "name": "fox", "spec": {}, **more}
-        return own | {"starts": [{"date": date} for date in starts], "trainings": list(trainings), "final_loss": None}
-
-    first, whole = record("bc", training(None, "b", "c")), training("w", "a", "b", "c", "d")
-    other = training("v", "e", loss=3.0)
-    grown = [
-        (first, "bc", [training(None, "b", "c")], 2.0), (first, "bc", [training(None, "b", "c")], 2.0),
-        (record("ad", training("w", "a", "d")), "abcd", [whole], 2.0), (record("e", other), "abcde", [whole, other], 2.0),
-        (record(""), "abcde", [whole, other], 2.0),
-        (record("", training("w", loss=None), training("v", loss=5.0)), "abcde", [whole, other], 2.0),  # what is known stays
-    ]  # fmt: skip
-    for new, dates, trainings, loss in grown:
-        found = store.read_run(store.record_run(tmp_path, new))
-        assert "".join(start["date"] for start in found["starts"]) == dates
-        assert found["trainings"] == trainings and found["final_loss"] == loss
-    for one, another in ((training("w", loss=None), training("w")), (training("w"), training(None))):
-        assert store._joined([one], [another]) == store._joined([another], [one]) == [training("w")]
-    later = record("", training("w", loss=None), training("v", loss=3.0)) | {"run_id": "s"}
-    assert store.read_run(store.record_run(tmp_path, later))["final_loss"] == 3.0
-    assert store.starts_of(found, other) == [{"date": "e"}]
-    assert store.starts_of(found, training("w", "a", "x")) == [{"date": "a"}]
-
-
-def test_trainings_of_records_from_before_they_were_told_apart():
-    starts = [{"date": "a"}, {"date": "b"}]
-    for record, found in (
-        ({"starts": starts, "final_loss": 2.0}, [training(None, "a", "b")]), ({"starts": starts, "final_loss": None}, []),
-        ({"starts": starts, "trainings": []}, []), ({"starts": [], "spec": {"weights": "w"}}, [training("w", loss=None)]),
-    ):  # fmt: skip
-        assert store.trainings_of(record) == found
-
-
-@pytest.mark.parametrize(("kind", "weights", "training", "fresh"), [
-    ("needle", "", "", False), ("needle", "0123456789ab", "01234567", False), ("throughput", "", "", True),
-    ("equal_logits", "abc", "abc", True), ("parameters", "", "", True), ("training_curve", "", "", False),
-])  # fmt: skip
-def test_the_name_of_rows_tells_their_training_and_whether_they_have_one(tmp_path, kind, weights, training, fresh):
-    path = store.rows_file(tmp_path, "tiny", "r", f"{kind}-0badc0de", weights)
-    assert path == tmp_path / "tiny" / "rows" / kind / f"r-0badc0de{'-' * bool(training)}{training}.parquet"
-    assert store.training_in_name(path) == training
-    assert store.is_fresh(f"{kind}-0badc0de") is store.is_fresh(str(path.relative_to(tmp_path))) is fresh

@@ -42,7 +42,7 @@ def make_run(corpus, tmp_path: Path) -> Callable[..., RunFolder]:
         settings = dict(seq_len=64, batch_tokens=256, train_tokens=256 * steps, warmup_tokens=512, peak_lr=3e-3)
         spec = TrainSpec(**{**settings, "precision": "fp32", **changes})
         run = RunSpec(name=name, scale="test", model=model, data=corpus.spec, train=spec, seed=seed)
-        return RunFolder.create(tmp_path / name, run)
+        return RunFolder.create(tmp_path / f"{name}-{run.run_id}", run)
 
     return make
 

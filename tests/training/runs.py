@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from models.build import build_model
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
-from training.lines import read_lines
+from results.lines import read_lines
 from training.loop import train
 from training.run_folder import RunFolder
 from training.spec import Execution
@@ -71,15 +71,15 @@ TIMINGS = {"wall_s", "tokens_per_s", "mfu", "mfu_dense"}
 
 
 def losses(run: RunFolder) -> list[float]:
-    return [row["loss"] for row in run.read_metrics()]
+    return [row["loss"] for row in read_lines(run.metrics_file)[0]]
 
 
 def grad_norms(run: RunFolder) -> list[float]:
-    return [row["grad_norm"] for row in run.read_metrics()]
+    return [row["grad_norm"] for row in read_lines(run.metrics_file)[0]]
 
 
 def without_timings(run: RunFolder) -> list[dict]:
-    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in run.read_metrics()]
+    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in read_lines(run.metrics_file)[0]]
 
 
 def weights(run: RunFolder) -> dict[str, torch.Tensor]:
@@ -97,6 +97,6 @@ def assert_same_run(one: RunFolder, other: RunFolder) -> None:
 
 
 def anomalies(run: RunFolder) -> list[dict]:
-    rows, damaged = read_lines(run.anomalies_file, run.run_id)
+    rows, damaged = read_lines(run.anomalies_file)
     assert not damaged
     return rows
