@@ -74,14 +74,14 @@ def write_rows(path: Path, rows: pd.DataFrame, meta: Meta, schema: Schema) -> No
         raise ValueError(f"{path}: results are stored as .parquet")
     text = json.dumps({name: meta[name] for name in META_KEYS})
     table = to_table(schema.validate(rows, where=str(path)))
-    footer = {"meta": text, "crc32": _crc(text.encode(), table.schema)}
-    write_tables(path, [table.replace_schema_metadata({**table.schema.metadata, **footer})])
+    footer = {"meta": text, "crc32": _crc(text.encode(), table.schema, len(rows))}
+    write_tables(path, [table.replace_schema_metadata(footer)])
 
 
 def to_table(rows: pd.DataFrame) -> pa.Table:
     import pyarrow as pa
 
-    return pa.Table.from_pandas(rows, preserve_index=False)
+    return pa.Table.from_pandas(rows, preserve_index=False).replace_schema_metadata()
 
 
 def write_tables(path: Path, tables: Sequence[pa.Table]) -> None:
@@ -111,7 +111,10 @@ def read_meta(path: Path) -> Meta:
 @lru_cache(maxsize=1024)
 def _read_file(path: Path, changed_ns: int) -> tuple[pd.DataFrame, Meta]:
     file = open_parquet(path)
-    return file.read(use_threads=False).to_pandas(use_threads=False), _meta(file)
+    rows = file.read(use_threads=False).to_pandas(use_threads=False)
+    if len(rows) != file.metadata.num_rows:
+        raise ValueError("rows are missing")
+    return rows, _meta(file)
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
@@ -122,15 +125,15 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 def _meta(file: pq.ParquetFile) -> Meta:
     footer = file.schema_arrow.metadata
-    if _crc(footer[b"meta"], file.schema_arrow) != footer[b"crc32"].decode():
+    if _crc(footer[b"meta"], file.schema_arrow, file.metadata.num_rows) != footer[b"crc32"].decode():
         raise ValueError("its footer was changed")
     return json.loads(footer[b"meta"])
 
 
-def _crc(meta: bytes, schema: pa.Schema) -> str:
+def _crc(meta: bytes, schema: pa.Schema, num_rows: int) -> str:
     """Return the checksum of what a footer says; pages have checksums of their own."""
-    columns = repr([(column.name, str(column.type)) for column in schema])
-    return str(zlib.crc32(columns.encode(), zlib.crc32(meta)))
+    about = repr([num_rows, *((column.name, str(column.type)) for column in schema)])
+    return str(zlib.crc32(about.encode(), zlib.crc32(meta)))
 
 
 @contextmanager
