@@ -24,7 +24,6 @@ from experiments.recipes import Recipe, model_spec
 from experiments.scales import Scale, get_scale
 from models.build import build_model
 from models.spec_parts import PositiveInt
-from results.lines import read_lines
 from results.measured import OWN, add
 from training.command_line import guarded, parse
 from training.distributed import World
@@ -129,7 +128,7 @@ def training(spec: RunSpec, execution: Execution, corpus: Corpus, folder: Path) 
     """Train a run to its end in this process. Returns the median milliseconds between steps after the first."""
     run = RunFolder.create(folder / spec.folder_name, spec)
     train(run.path, corpus.folder, execution, quiet=True)
-    ends = [row["wall_s"] for row in read_lines(run.metrics_file)[0]][WARM:]
+    ends = [row["wall_s"] for row in run.read_metrics()][WARM:]
     return 1e3 * median(later - earlier for earlier, later in pairwise(ends))
 
 

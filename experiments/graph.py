@@ -52,11 +52,13 @@ def tasks(plan: Plan, processes: int = 1) -> list[Planned]:
             specs = [spec for spec in wanted if spec in missing]
             key = f"{kind}:{run.spec.folder_name}:{_digest(*sorted(map(eval_id, wanted)))}"  # the same when some are done
             found += [_eval_task(plan, run, specs, key, fresh)] if specs else []
-    waiting = {run.spec.run_id for run in plan.runs.values() if run.missing_evals}
+    makers = {path: task.key for task in found for path in task.makes}
     for stem, lines in plan.drawings.items():
-        if waiting & {line.run_id for line in lines} or not is_drawn(request.results_dir, request.scale, stem):
+        files = (plan.runs[line.run_id].folder.evals / f"{each}.parquet" for line in lines for each in line.evals)
+        needs = tuple(dict.fromkeys(makers[file] for file in files if file in makers))
+        if needs or not is_drawn(request.results_dir, request.scale, stem):
             args = ("render", stem, "--scale", request.scale, "--results-dir", str(request.results_dir))
-            found.append(Planned(f"draw:{stem}", "experiments", args, (), (), folder))
+            found.append(Planned(f"draw:{stem}", "experiments", args, needs, (), folder))
     return found
 
 

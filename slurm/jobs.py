@@ -60,15 +60,7 @@ def jobs(plan: Plan, cluster: Cluster) -> list[Job]:
     if cluster.machine == UNNAMED and any(task.kind == "time" for task in tasks):
         example = 'machine = "NVIDIA H100 80GB HBM3" (slurm/clusters/README.md says how to find it)'
         raise ValueError(f"timings belong to one kind of machine: name it in the cluster file, such as {example}.")
-    makers = {path: task.key for task in tasks for path in task.makes}
-    found = []
-    for task in sorted(tasks, key=lambda task: KINDS.index(task.kind)):
-        if task.kind == "draw":
-            lines = plan.drawings[task.about].lines
-            files = (line.run / "evals" / f"{each}.parquet" for line in lines for each in line.evals)
-            task = replace(task, needs=tuple(dict.fromkeys(makers[file] for file in files if file in makers)))
-        found.append(_job(plan, task, cluster))
-    return found
+    return [_job(plan, task, cluster) for task in sorted(tasks, key=lambda task: KINDS.index(task.kind))]
 
 
 def _job(plan: Plan, task: Planned, cluster: Cluster) -> Job:

@@ -22,7 +22,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import clean_env
 
 from experiments.execute import fetch
-from experiments.graph import plans_dir, write_draw_specs
+from experiments.graph import plans_dir
 from experiments.overview import uncut
 from experiments.plan import KnownCorpus, Plan, make_plan, write_specs
 from experiments.request import Request
@@ -77,9 +77,10 @@ def planned(request: Request, cluster: Cluster, *, rehearsal: bool = False) -> P
         raise ValueError(
             f"--device {request.execution.device}: gpus_per_node of the cluster file says where jobs run; leave it out."
         )
-    places = {name: getattr(request, name).absolute() for name in ("runs_dir", "results_dir", "corpora_dir")}
+    places = {name: getattr(request, name).absolute() for name in ("results_dir", "corpora_dir")}
     given: dict[str, Any] = {name: path.absolute() for name, path in vars(request.user_data).items() if isinstance(path, Path)}
-    whole = replace(request, **places, user_data=replace(request.user_data, **given))
+    beside = request.beside and request.beside.absolute()
+    whole = replace(request, **places, beside=beside, user_data=replace(request.user_data, **given))
     return make_plan(whole.on(cluster.device), machine=cluster.machine, rehearsal=rehearsal)
 
 
@@ -98,7 +99,6 @@ def submit(plan: Plan, cluster: Cluster, console: Console) -> int:
         check_writable(plan.request.results_dir, "--results-dir", "choose another")
         fetch(plan, console)
         write_specs(plan)
-        write_draw_specs(plan)
         code = snapshot(cluster.scratch / "snapshots")
         ids, new, refused = dict[str, str](), set[str](), None
         for job in todo:
@@ -142,7 +142,7 @@ def _send(job: Job, cluster: Cluster, code: Path, waits_for: str) -> str:
 @contextlib.contextmanager
 def _only_submitter(plan: Plan, console: Console) -> Iterator[None]:
     """Hold the lock for submitting from a runs folder; a second process waits, and then sees the first one's jobs."""
-    check_writable(plans_dir(plan), "--runs-dir", "choose another")
+    check_writable(plans_dir(plan), "--results-dir", "choose another")
     waits = partial(console.print, "another shell is submitting to the same runs; waiting for it ...")
     with alone(plans_dir(plan) / ".lock", waits):
         yield

@@ -129,10 +129,13 @@ class RunFolder:
                 time.sleep(0.1)
             yield
 
+    def read_metrics(self) -> list[Row]:
+        """Return the readable rows of metrics.jsonl, one per step."""
+        return read_lines(self.metrics_file)[0]
+
     def read_curve(self) -> list[Row]:
         """Return a row for every step of a finished run. ValueError if a line was damaged, then or since."""
-        steps = self.read_spec().train.num_steps
-        rows = read_lines(self.metrics_file)[0]
+        rows, steps = self.read_metrics(), self.read_spec().train.num_steps
         whole = [row["step"] for row in rows] == list(range(1, steps + 1))
         if not whole or manifest.read(self.export).get("metrics") != manifest.digest(self.metrics_file):
             lacks = f"{self.metrics_file} does not hold each of the run's {steps} steps as it was trained"

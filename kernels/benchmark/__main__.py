@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import Positional, UseAppendAction
 
 from kernels.benchmark.rows import CALLS, PASSES, PICTURES, draw, error_table, times_table
-from results.measured import FOLDER, read
+from results.measured import FOLDER, OWN, read
 
 Shape = tuple[int, int, int, int]
 Kind = Literal["forgetting_attention", "calls", "decoding", "stick_breaking", "errors_by_regime"]
@@ -28,8 +28,8 @@ class Options:
     """What to measure or show."""
     show: bool = False
     """Print and draw the stored rows; needs no GPU."""
-    rows: Path = FOLDER
-    """Folder that the rows are added to or read from."""
+    rows: Path | None = None
+    """Folder that the rows are added to (default: out/measurements) or read from (results/measurements)."""
     only: tuple[str, ...] = ()
     """Providers to measure besides cuDNN's softmax; all by default."""
     shape: UseAppendAction[tuple[Shape, ...]] = ()
@@ -49,7 +49,7 @@ def measured(options: Options) -> None:
 
     for kind in options.kinds:
         if kind == "errors_by_regime":
-            keep(kind, errors.measure_errors(options.only), options.code, options.rows)
+            keep(kind, errors.measure_errors(options.only), options.code, options.rows or OWN)
             continue
         for shape in options.shape or attention.SHAPES[kind]:
             if kind == "decoding":
@@ -58,15 +58,15 @@ def measured(options: Options) -> None:
                 rows = attention.measure(FORGETTING, shape, options.only, attention.from_the_host, CALLS)
             else:
                 rows = attention.measure(kind, shape, options.only)
-            keep(FORGETTING if kind == "calls" else kind, rows, options.code, options.rows)
+            keep(FORGETTING if kind == "calls" else kind, rows, options.code, options.rows or OWN)
 
 
 def show(options: Options) -> None:
     """Print tables of the stored rows, and draw the speed of forgetting attention. Raises ValueError if there are no rows."""
     for kind in options.kinds:
-        rows = read(FORGETTING if kind == "calls" else kind, options.rows)
+        rows = read(FORGETTING if kind == "calls" else kind, options.rows or FOLDER)
         if kind == FORGETTING:
-            draw(rows, (PICTURES if options.rows == FOLDER else options.rows) / "attention.png")
+            draw(rows, (options.rows or PICTURES) / "attention.png")
         print(f"\n## {kind}\n")
         if kind == "errors_by_regime":
             print(error_table(rows))
