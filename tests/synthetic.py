@@ -18,9 +18,10 @@ from analysis.names import SEVEN
 from analysis.statistics import Noise, own_noise
 from analysis.study import Axes, Line, Lines, Study, write_lines
 from analysis.style import plt
+from experiments.scales import SIZE_OF
 from results.lines import to_lines
 from results.schema import Schema
-from results.store import UNRECORDED, write_rows
+from results.store import POOLS, UNRECORDED, write_rows
 
 __all__ = ["SEVEN", "Store"]
 
@@ -140,6 +141,7 @@ class Store:
 
     def study(self, stem: str) -> Study:
         write_lines(self.folder, Lines(stem, self.scale, tuple(self.lines[stem])))
+        (self.folder / POOLS).write_text(json.dumps(SIZE_OF))
         return Study(self.folder, self.scale, stem)
 
 

@@ -86,7 +86,7 @@ def test_changed_verdicts_are_noted_once(tmp_path):
     history = tmp_path / "tiny" / "verdicts.jsonl"
     page_of(tmp_path, losses(tmp_path, documents=32))
     assert len(history.read_text().splitlines()) == 1  # nothing changed
-    shutil.rmtree(tmp_path / "tiny" / "rows")
+    shutil.rmtree(tmp_path / "tiny" / "runs")
     for _ in range(2):
         page_of(tmp_path, losses(tmp_path, documents=8, noise=3.0))
         assert len(history.read_text().splitlines()) == 2

@@ -6,6 +6,7 @@ import pytest
 from analysis import seeds
 from analysis.curves import compare, difference, loss_curves
 from analysis.seeds import sources_of
+from analysis.study import Study
 from tests import synthetic
 
 LENGTH, TRAIN_LEN = 256, 64
@@ -77,14 +78,16 @@ def test_places_are_relative_to_the_training_context(tmp_path):
     assert one.seed_noise([(1.0, 33, 64)]).variance == pytest.approx(0.0)
 
 
-def test_sister_scales_lend_their_repeats_and_others_do_not(tmp_path):
+def test_scales_of_one_size_lend_their_repeats_and_others_do_not(tmp_path):
     repeated(tmp_path, "mini", [3.0, 4.0, 5.0])
-    study = single(tmp_path)
-    one, two = loss_curves(study)
+    one, two = loss_curves(single(tmp_path))
     assert not difference(one, two).seeds_known
     repeated(tmp_path, "tiny", [3.0, 3.1, 3.2])
     one, two = loss_curves(single(tmp_path))
     assert difference(one, two).where == ("all models at any tiny scale",)
+    (tmp_path / "pools.json").unlink()
+    one, two = loss_curves(Study(tmp_path, "tiny-short", "fig"))
+    assert not difference(one, two).seeds_known, "scales are of one size by what pools.json says, not by their names"
 
 
 def test_modes_of_an_evaluation_are_repeated_each_for_itself(tmp_path):
@@ -93,7 +96,7 @@ def test_modes_of_an_evaluation_are_repeated_each_for_itself(tmp_path):
         for mode, before in (("easy", []), ("standard", [("other", rows)])):  # one more, for an id of its own
             given = [*before, ("per_token_loss", rows)]
             store.add(mode, "fox_pro", given, seed=seed, evaluation={"mode": mode}, spec={"name": "fox_pro"})
-    found = seeds.repeats_for(tmp_path, "tiny", "per_token_loss")
+    found = seeds.repeats_for([tmp_path], "tiny", "per_token_loss")
     assert [len(each.rows) for each in found] == [2, 2]
 
 
@@ -107,7 +110,7 @@ def test_the_narrowest_group_with_enough_is_taken():
     pool = (*recurrent, gated, sister)
 
     def noise(family, only=lambda each: True):
-        return seeds.noise_of(pool, "mini", family, 0, lambda each: np.array(each.rows[0]) if only(each) else None)
+        return seeds.noise_of(pool, "mini", "mini", family, 0, lambda each: np.array(each.rows[0]) if only(each) else None)
 
     assert noise("recurrent") == seeds.Noise(1.0, 4, "recurrent at mini")
     assert noise("attention with a forget gate") == seeds.Noise(52.0, 4, "attention with a forget gate at any mini scale")
@@ -125,9 +128,6 @@ def test_the_narrowest_group_with_enough_is_taken():
     assert noise("recurrent") == seeds.Noise(41.0, 4, "recurrent at mini"), "too few were trained as long"
 
 
-def test_the_source_of_a_document_is_what_its_evaluation_says_or_the_stored_table(tmp_path):
-    (tmp_path / "sources.json").write_text('{"abc": [0, 0, 1, 2]}')
-    assert sources_of(tmp_path, {"extras": {}, "spec": {"corpus": "abc"}}, 3).tolist() == [0, 0, 1]
-    assert sources_of(tmp_path, {"extras": {"sources": [5, 6]}, "spec": {"corpus": "abc"}}, 2).tolist() == [5, 6]
-    assert sources_of(tmp_path, {"extras": {}, "spec": {"corpus": "abc"}}, 5) is None
-    assert sources_of(tmp_path, {"extras": {}, "spec": {"corpus": "else"}}, 3) is None
+def test_sources_of_documents_are_what_the_evaluation_recorded():
+    assert sources_of({"extras": {"sources": [5, 6, 6]}}, 2).tolist() == [5, 6]
+    assert sources_of({"extras": {"sources": [5]}}, 2) is None and sources_of({"extras": {}}, 1) is None

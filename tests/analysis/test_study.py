@@ -3,7 +3,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from analysis.study import Line, Study, read_lines, study_file, write_lines
+from analysis.study import Line, Lines, NothingStored, Study, joined, read_lines, study_file, write_lines
+from results.store import read_rows, write_rows
 from tests import synthetic
 
 ROWS = pd.DataFrame({"value": [1.0, 2.0]})
@@ -17,34 +18,31 @@ def store_of(tmp_path, **seeds):
     return store
 
 
+def line_of(model="fox_pro", run_id="r1", seed=0, **evals):
+    return Line(model, {"gate": "full", "longest": 256, "on": True}, model, seed, "tiny", run_id, evals)
+
+
 def test_lines_come_back_and_an_unchanged_file_is_left_alone(tmp_path):
-    lines = [
-        Line(
-            "a",
-            {"gate": "full", "longest": 256, "on": True, "rate": 1.0},
-            "fox_pro",
-            0,
-            "tiny",
-            "r1",
-            {"tiny/rows/x/r1-0.parquet": "f00"},
-        )
-    ]
-    path = write_lines(tmp_path, "tiny", "fig", lines)
-    before = path.stat().st_mtime_ns
-    assert read_lines(tmp_path, "tiny", "fig") == lines
-    assert write_lines(tmp_path, "tiny", "fig", lines) == path
-    assert path.stat().st_mtime_ns == before
-    assert read_lines(tmp_path, "tiny", "other") == []
-    with pytest.raises(ValueError, match="nothing is stored for other"):
-        Study(tmp_path, "tiny", "other")
-
-
-def test_an_edited_lines_file_is_refused(tmp_path):
-    store_of(tmp_path, fox_pro=1).study("fig")
+    lines = Lines("fig", "tiny", (line_of(e1="w1"), line_of(seed=1, run_id="r2", e1=None)), "../results")
+    write_lines(tmp_path, lines)
+    before = study_file(tmp_path, "tiny", "fig").stat().st_mtime_ns
+    write_lines(tmp_path, lines)
+    assert read_lines(tmp_path, "tiny", "fig") == lines and study_file(tmp_path, "tiny", "fig").stat().st_mtime_ns == before
+    for stem in ("other", "fig"):  # never planned, and planned without rows
+        with pytest.raises(NothingStored, match=stem):
+            Study(tmp_path, "tiny", stem)
     path = study_file(tmp_path, "tiny", "fig")
-    path.write_text(path.read_text().replace("fox_pro", "fox_llama"))
-    with pytest.raises(ValueError, match="changed after it was written"):
-        Study(tmp_path, "tiny", "fig")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"fig\.json is damaged"):
+        read_lines(tmp_path, "tiny", "fig")
+
+
+def test_new_lines_stand_where_they_are_declared_and_none_is_lost():
+    old = (line_of("a", "ra", e1=None), line_of("c", "rc"))
+    new = (line_of("a", "ra", e2=None), line_of("b", "rb"), line_of("c", "again"), line_of("d", "rd"))
+    found = joined(old, new)
+    assert [line.run_id for line in found] == ["ra", "rb", "again", "rd", "rc"] and [*found[0].evals] == ["e1", "e2"]
+    assert joined(found, new) == found and joined((), new) == new
 
 
 def test_rows_stand_behind_the_columns_of_their_line(tmp_path):
@@ -70,32 +68,42 @@ def test_seeds_scales_corpora_and_training_lengths(tmp_path):
         study.train_len  # noqa: B018
 
 
-def test_rows_that_were_replaced_are_refused(tmp_path):
-    store = store_of(tmp_path, fox_pro=1)
-    line = store.lines["fig"][0]
-    store.lines["fig"] = [replace(line, files={next(iter(line.files)): "0" * 64})]
-    with pytest.raises(ValueError, match=r"other rows than fig\.json was drawn from"):
-        store.study("fig").rows("needle")
+def test_a_line_has_the_rows_of_one_training_of_its_own_folder_first(tmp_path):
+    """Rows beside are drawn for lines without rows of one's own; rows of two trainings, and damaged ones, are refused."""
+    own, other = store_of(tmp_path / "own", fox_pro=1), store_of(tmp_path / "other", fox_pro=2)
+    other.study("fig")
+    own.study("fig")
+    rows = tmp_path / "own" / "tiny" / "runs" / f"fox_pro-{own.lines['fig'][0].run_id}" / "evals" / "needle-00000000.parquet"
+    held, meta = read_rows(rows)
+    write_rows(rows, held + 5, meta | {"weights": "w1"}, synthetic.UNCHECKED)
+    write_lines(tmp_path / "own", Lines("fig", "tiny", tuple(other.lines["fig"]), "../other"))
+    study = Study(tmp_path / "own", "tiny", "fig")
+    assert study.rows("needle")["value"].tolist() == [6, 7, 2, 3]
+    assert [line.weights for line in study.lines] == ["w1", None] and all(line.is_trained for line in study.lines)
+    write_rows(rows.with_name("recall-1.parquet"), held, meta | {"eval_id": "recall-1", "weights": "w2"}, synthetic.UNCHECKED)
+    line = own.lines["fig"][0]
+    own.lines["fig"] = [replace(line, evals={**line.evals, "recall-1": None})]
+    with pytest.raises(ValueError, match="several trainings"):
+        own.study("fig")
+    rows.write_bytes(rows.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=rows.name):
+        own.study("fig")
 
 
 def evaluated(tmp_path, ways):
     """Lines with evaluations, each (value, digest of its way, created, mode)."""
-    from results.store import read_rows, rows_file, write_rows
-
     store = synthetic.Store(tmp_path)
     for label, own in ways.items():
         store.add("fig", label, [])
         line = store.lines["fig"].pop()
-        files = {}
         for value, way, created, mode in own:
             meta = {
                 "kind": "needle", "scale": "tiny", "model": label, "run_id": line.run_id, "eval_id": f"needle-{way}",
-                "spec": {"mode": mode}, "created": created, "provenance": {}, "extras": {"way": way},
+                "spec": {"mode": mode}, "created": created, "provenance": {}, "extras": {"way": way}, "weights": "w",
             }  # fmt: skip
-            rows = pd.DataFrame({"value": [value]})
-            path = write_rows(rows_file(tmp_path, "tiny", line.run_id, meta["eval_id"]), rows, meta, synthetic.UNCHECKED)
-            files[str(path.relative_to(tmp_path))] = read_rows(path)[1]["rows_sha256"]
-        store.lines["fig"].append(Line(label, {}, label, 0, "tiny", line.run_id, files))
+            path = tmp_path / "tiny" / "runs" / f"{label}-{line.run_id}" / "evals" / f"needle-{way}.parquet"
+            write_rows(path, pd.DataFrame({"value": [value]}), meta, synthetic.UNCHECKED)
+        store.lines["fig"].append(replace(line, evals={f"needle-{way}": None for _, way, *_ in own}))
     return store.study("fig")
 
 

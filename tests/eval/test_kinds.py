@@ -17,7 +17,6 @@ from eval.runner.sources import Sources
 from eval.runner.text import TextCodec
 from models.build import build_model
 from results.store import read_rows
-from training.lines import line
 
 GRID = dict(lengths=(330, 260), depths=(0.0, 50.0, 100.0), samples_per_cell=2, reserve=80)
 EXAMPLES = {
@@ -69,7 +68,7 @@ def test_a_folder_is_a_kind():
 def test_every_kind_runs_as_a_job_and_writes_rows_of_its_schema(make_run, corpus, bind, tmp_path, capsys):
     run = make_run()
     steps = (dict(step=s, tokens=2048 * s, loss=7.0, grad_norm=1.0, lr=1e-3, tokens_per_s=5e3) for s in range(1, 11))
-    (run / "metrics.jsonl").write_text("".join(line({**row, "mfu": None, "mfu_dense": None}) for row in steps))
+    (run / "metrics.jsonl").write_text(to_lines({**row, "mfu": None, "mfu_dense": None} for row in steps))
     specs = [bind(KINDS[kind](**given)) for kind, given in EXAMPLES.items() if kind != "recall"]
     for spec in specs:
         (tmp_path / spec.kind).write_bytes(EVAL_SPEC.dump_json(spec))

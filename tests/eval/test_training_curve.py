@@ -8,8 +8,9 @@ import pytest
 
 from eval.__main__ import main as eval_main
 from eval.training_curve import spec as training_curve
+from results.lines import to_lines
 from results.store import read_rows
-from training.lines import line
+from training import manifest
 
 
 @pytest.fixture
@@ -21,7 +22,8 @@ def write(make_run):
         with open(run / "metrics.jsonl", "w") as file:
             for s in steps:
                 row = {"step": s, "tokens": 2048 * s, "loss": 7 - s / 4, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 5e3}
-                file.write(line({**row, "wall_s": 0.4 * s, "mfu": None, "mfu_dense": 0.25}))
+                file.write(to_lines([{**row, "wall_s": 0.4 * s, "mfu": None, "mfu_dense": 0.25}]))
+        manifest.seal(run / "export", run_id=run.name.rpartition("-")[2], metrics=manifest.digest(run / "metrics.jsonl"))
         return run
 
     return make
