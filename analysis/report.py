@@ -2,17 +2,14 @@
 then the verdicts on the papers' claims in full.
 
 One file, no requests, no script: pictures are embedded and styles are inline, so it can be mailed, opened offline and printed.
-Equal stored results give equal bytes. Pictures are compressed again without loss, which halves their size."""
+Equal stored results give equal bytes."""
 
 import base64
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +45,7 @@ SIGNS = {
 class Section:
     """One artefact of the report. `study`: None if nothing is stored, or if it cannot be read, which `fault` explains. `looks`:
     explanations of failing claims, of this artefact or another, by the claim's id. `missing`: planned but not stored.
-    `findings`: sentences drawn from the rows; a section that has some takes the full width. `run` and `why`: the commands that
-    make it and that name its rows."""
+    `run` and `why`: the commands that make it and that name its rows."""
 
     stem: str
     title: str
@@ -61,7 +57,6 @@ class Section:
     study: Study | None
     missing: Sequence[str] = ()
     fault: str = ""
-    findings: Callable[[Study], Sequence[str]] = lambda study: ()
     run: str = field(kw_only=True)
     why: str = field(kw_only=True)
 
@@ -105,11 +100,9 @@ def build(folder: Path, sections: Sequence[Section]) -> Path:
         trainings={(line.run_id, line.weights): line for study in studies for line in study.lines if line.is_trained}.values(),
         sizes=_sizes(studies),
         artefacts=there,
-        halves=_halves(there),
         verdicts=sorted(verdicts, key=order),
         missed=MISSED,
         counts=[(status, counts[status]) for status in Status if status in counts],
-        changes=_changes(folder, {claim.id: str(verdict.status) for _, claim, verdict in verdicts}, studies),
         looks=looks,
         looked_into={claim: section.stem for section, _, claims in looks for claim in claims},
         absent=absent,
@@ -128,56 +121,18 @@ def _sign(status: Status, words: bool = True) -> Markup:
 
 
 def _artefact(folder: Path, section: Section, study: Study) -> dict[str, Any]:
-    shown: dict[str, Any] = {"table": "", "caption": "", "wide": False, "verdicts": [], "pictures": [], "findings": ()}
+    shown: dict[str, Any] = {"table": "", "caption": "", "wide": False, "verdicts": [], "pictures": []}
     fault = ""
     try:
         summary = section.summary(study)
         verdicts, pictures = judge(section.claims, study), _pictures(folder, section)
         shown = {"table": to_html(summary), "caption": summary.caption, "wide": len(summary.columns) > BESIDE}
-        shown |= {"verdicts": verdicts, "pictures": pictures, "findings": section.findings(study)}
+        shown |= {"verdicts": verdicts, "pictures": pictures}
     except Exception as error:  # whatever is wrong with one artefact, the others are reported
         fault = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     files = [str(path.relative_to(folder)) for path in sorted((folder / "tables").glob(f"{section.stem}.*"))]
     made = {"made_from": _made_from(study), "changed_trees": _changed_trees(study)}
     return {"section": section, "files": files, "fault": fault, **shown, **made}
-
-
-def _changes(folder: Path, statuses: Mapping[str, str], studies: Iterable[Study]) -> list[dict[str, Any]]:
-    """Return all changes of verdicts, newest first: date and commit of the newest evaluation at that time, and claim -> (status
-    before, status after). Changes since the last report are appended to results/SCALE/verdicts.jsonl, as one line {"date",
-    "commit", "verdicts": {"C1": "holds", ...}}. ValueError for a damaged file."""
-    path = folder / "verdicts.jsonl"
-    text = path.read_text() if path.is_file() else ""
-    try:
-        entries = [json.loads(line) for line in text.splitlines()]
-        known = {claim: status for entry in entries for claim, status in entry["verdicts"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{path} is damaged: restore it from version control, or delete it and lose the history") from None
-    different = {claim: status for claim, status in statuses.items() if known.get(claim) != status}
-    if different:
-        newest = max((meta for study in studies for meta in study.all_metas), key=lambda meta: meta["created"])
-        commit = str(newest["provenance"].get("git_sha") or "unknown")[:10]
-        entries.append({"date": newest["created"][:10], "commit": commit, "verdicts": different})
-        write_atomic(path, text + json.dumps(entries[-1]) + "\n")
-    found: list[dict[str, Any]] = []
-    before: dict[str, str] = {}
-    for entry in entries:
-        both = {claim: (before[claim], status) for claim, status in entry["verdicts"].items() if claim in before}
-        before |= entry["verdicts"]
-        found += [{**entry, "verdicts": both}] if both else []
-    return found[::-1]
-
-
-def _halves(artefacts: Sequence[dict[str, Any]]) -> set[str]:
-    """Return the artefacts that are placed side by side: pairs of neighbours with pictures and without claims or findings."""
-    found: set[str] = set()
-    for both in pairwise(artefacts):
-        stems = [each["section"].stem for each in both]
-        if stems[0] not in found and all(
-            each["pictures"] and not each["section"].claims and not each["findings"] for each in both
-        ):
-            found |= set(stems)
-    return found
 
 
 def _looks(missed: Iterable[Claim], sections: Iterable[Section]) -> list[tuple[Section, str, list[str]]]:
@@ -207,15 +162,13 @@ def _pictures(folder: Path, section: Section) -> list[dict[str, Any]]:
 def _picture(path: Path) -> dict[str, Any]:
     """Return a picture with its note (analysis/style.py), its share of the page's width in percent (so that text has one size
     in all pictures), and the values of its curves."""
-    packed = BytesIO()
     with Image.open(path) as image:
-        image.convert("RGB").save(packed, "WEBP", lossless=True, quality=0)
         note, size = str(image.info.get("Description", "")), image.size
     files = [each for each in map(path.with_suffix, (".csv", ".png", ".pdf")) if each.is_file()]
     read = read_off(files[0]) if files[0].suffix == ".csv" else None
     return {
         "name": path.stem,
-        "data": base64.b64encode(packed.getvalue()).decode(),
+        "data": base64.b64encode(path.read_bytes()).decode(),
         "note": note,
         "size": size,
         "share": min(100, round(100 * size[0] / (WIDTH * DPI))),

@@ -4,7 +4,7 @@ import difflib
 import importlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -31,9 +31,9 @@ class Artefact:
     and below it what the artefact `shows`.
 
     `runs(scale, seeds)`: the recipes it needs; `evals(scale)`: how each run is evaluated; `summary(study)`: its numbers as a
-    table, which is drawn if there is no `draw(study)`; `findings(study)`: its results in sentences. `axes`: the axes that it
-    can draw, each with its known values or their type; None is the value for a line without the axis. `more(scale, seeds,
-    models)`: the recipes of `--also`, if its lines are not plain models at the scale. `pictured`: it has its own `draw`."""
+    table, which is drawn if there is no `draw(study)`. `axes`: the axes that it can draw, each with its known values or their
+    type; None is the value for a line without the axis. `more(scale, seeds, models)`: the recipes of `--also`, if its lines are
+    not plain models at the scale. `pictured`: it has its own `draw`."""
 
     stem: str
     folder: str
@@ -49,7 +49,6 @@ class Artefact:
     axes: Mapping[str, Collection[object] | type | UnionType] = field(default_factory=dict)
     more: Callable[[Scale, tuple[int, ...], Collection[str]], Iterable[Recipe]] | None = None
     pictured: bool = False
-    findings: Callable[[Study], Sequence[str]] = lambda study: ()
 
     def recipes(self, scale: Scale, seeds: tuple[int, ...], also: Collection[str]) -> list[Recipe]:
         """Return the declared recipes and, if lines are models, those of the models in `also`."""
@@ -85,7 +84,7 @@ class Artefact:
 
 DECLARED = ("runs", "evals", "summary")
 """Names that every artefact's file declares."""
-OPTIONAL = ("draw", "findings", "more", "CLAIMS", "LOOKS", "AXES")
+OPTIONAL = ("draw", "more", "CLAIMS", "LOOKS", "AXES")
 """Names that it may declare."""
 MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_eval", "table2_longbench", "table6_throughput")
 """Artefacts that `run` makes when none is named: the paper's main experiments, whose runs are shared."""
@@ -94,7 +93,7 @@ MAIN = ("fig2_per_token_loss", "fig3_forget_gates", "fig4_needle", "table1_lm_ev
 @cache
 def artefacts() -> dict[str, Artefact]:
     """All artefacts by stem: folder by folder, figures first, in the paper's order. Among those without a number, pictures
-    without claims or findings come last, because the report puts two of them side by side."""
+    without claims come last."""
     files = ((folder, path.stem) for folder in FOLDERS for path in (ROOT / folder).glob("[!_]*.py"))
     return {each.stem: each for each in sorted((_read(*file) for file in files), key=_order)}
 
@@ -155,6 +154,5 @@ def _order(artefact: Artefact) -> tuple[int, int, int, bool, str]:
     paper = artefact.paper
     kind = next(place for place, begin in enumerate(("Figure ", "Table ", "Appendix ", "")) if paper.startswith(begin))
     number = re.search(r"\d+", paper) if kind < 3 else None
-    says = artefact.claims or artefact.findings is not Artefact.findings
-    bare = number is None and artefact.pictured and not says
+    bare = number is None and artefact.pictured and not artefact.claims
     return list(FOLDERS).index(artefact.folder), kind, int(number.group()) if number else 0, bare, artefact.stem

@@ -1,56 +1,67 @@
-"""Pages of prose whose numbers come from rows: README.md of the checkout and of kernels/, and pages in results/. Torch-free.
+"""Pages: NAME.md is written from the words of NAME.md.in beside it. Torch-free.
 
-Jinja writes NAME.md from NAME.md.j2 beside it, with every number from `Facts`. Words that depend on a number stand before
-`| when(...)`: if the rows no longer support them, the page is left unchanged and the words are reported.
-tests/experiments/test_pages.py refuses numbers that are typed into a template."""
+A template holds words and `{{ names }}` alone: names of NUMBERS, or FOLDER/SCALE/STEM for the table of an artefact. A word
+that depends on a verdict is the verdict. A user's folder has no templates and gets its report alone."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
-import jinja2
-import numpy as np
-
-from analysis.curves import LossCurve, by_model, compare, context_losses, difference, loss_curves, perplexity
-from analysis.names import title
-from analysis.pruning import skipped
-from analysis.seeds import family_of
-from analysis.statistics import LEVEL, POWER, Estimate
-from analysis.study import Study
-from analysis.style import millions, tokens, trained_elsewhere
-from analysis.verdict import Comparison, Verdict
-from beyond.figures import gate_by_tokens, gate_starts, last_words, mqar, mqar_gates, output_gates
-from beyond.figures.acp_tight import by_code
-from beyond.figures.cache_eviction import remaining
-from experiments.acp.acp_speed import LEAST_GAIN, MOST_GAIN, timed
-from experiments.facts import Facts
-from experiments.fox import context_use
-from experiments.fox.gate_worth import PAPERS_BUDGET, papers, worths
-from experiments.fox.table_lr_grid import best_of, by_rate
+from analysis.names import SEVEN
+from analysis.study import Study, study_file
+from analysis.style import millions, tokens
+from analysis.tables import to_markdown
+from analysis.verdict import Claim, Status, Verdict, judge
+from experiments.artefact import artefacts
+from experiments.recipes import model_spec
 from experiments.scales import SCALES
 from results.atomic import write_atomic
+from training.hardware import DENSE_BF16_PEAK
 
 ROOT = Path(__file__).parents[1]
-GATED = family_of({"kind": "forgetting_transformer", "forget_gate": "full"})
-WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
+RESULTS = ROOT / "results"
+NAME = re.compile(r"\{\{ ([\w./-]+) \}\}")
+UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
+EVIDENCE = ("760m-48b", "unseen_books/mini", "mini", "125m-0.2b")
+"""Folders in which a claim is judged: the first that measured it counts."""
+SCOREBOARD = {
+    "C1": "FoX has a lower perplexity than the Transformer",
+    "C9": "the gate replaces RoPE and does better (LLaMA)",
+    "C16": "the gate is worth about 3% of perplexity (Pro)",
+    "C5": "FoX (Pro) is the best of seven models",
+    "C6": "Pro beats LLaMA",
+    "C26": "learned, data-dependent gates beat constant ones",
+    "C3": "FoX uses its whole training context",
+    "C2": "FoX keeps its lead beyond the training context",
+    "C22b": "easy needles are found",
+    "A1": "pruning skips most of attention",
+    "A4": "pruned training is faster",
+    "C30": "the gate costs little training speed",
+}
+"""Rows of the first screen."""
+MFU, GPU = 0.4, "H100"
 
 
-def templates_of(results_dir: Path) -> list[Path]:
-    """Return the templates in a results folder and, if it is the checkout's own, in the checkout."""
-    own = [ROOT, ROOT / "kernels"] if results_dir.resolve() == ROOT / "results" else []
-    return sorted(path for folder in (*own, *results_dir.glob("*")) for path in folder.glob("*.md.j2"))
+class Judged(NamedTuple):
+    """A claim with the verdict of the best evidence, and the folder that has it; both None if it was measured nowhere."""
+
+    claim: Claim
+    verdict: Verdict | None = None
+    place: str = ""
 
 
-def write_pages(results_dir: Path, studies: Iterable[Study] = ()) -> dict[Path, str]:
-    """Write every page; `studies` were read already. Returns the pages that were left unchanged, each with the reason."""
-    facts, left = Facts(results_dir, studies), {}
-    for template in templates_of(results_dir):
+def write_pages() -> list[Path]:
+    """Write the published pages. ValueError for a name that no number has."""
+    written = []
+    for template in sorted({*ROOT.glob("*.md.in"), *RESULTS.rglob("*.md.in")}):
         path = template.with_suffix("")
-        try:
-            write_changed(path, fill(template, facts))
-        except (ValueError, LookupError, TypeError, jinja2.TemplateError) as error:  # the prose does not fit these rows
-            left[path] = f"{type(error).__name__}: {error}"
-    return left
+        write_changed(path, NAME.sub(lambda name: text_of(name[1]), template.read_text()))
+        written.append(path)
+    return written
 
 
 def write_changed(path: Path, text: str) -> None:
@@ -59,100 +70,100 @@ def write_changed(path: Path, text: str) -> None:
         write_atomic(path, text)
 
 
-def fill(template: Path, facts: Facts) -> str:
-    """Return a page. ValueError for words that the rows do not support."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    filters = (nats, times, percent, measured, millions, words, when, title, tokens)
-    shared = (best_of, by_code, by_model, by_rate, change, compare, context_losses, difference, gated, last_words.last_words,
-              loss_curves, order, papers, perplexity, remaining, seeds_apart, shrinks, skipped, timed, trained_elsewhere,
-              worths, zip)  # fmt: skip
-    environment.filters |= {function.__name__: function for function in filters}
-    environment.globals |= {function.__name__: function for function in shared}
-    constants = {
-        "scales": SCALES,
-        "given_more": context_use.change,
-        "gate_by_tokens": gate_by_tokens,
-        "in_words": last_words.compare,
-        "recalled": mqar.shares,
-        "recalled_by_rate": mqar.shares_by_rate,
-        "recalled_from": mqar_gates.shares,
-        "gate_starts": mqar_gates.STARTS,
-        "by_start": gate_starts.by_start,
-        "by_gate": output_gates.by_gate,
-        "level": f"{LEVEL:.0%}",
-        "power": f"{POWER:.0%}",
-        "papers_budget": PAPERS_BUDGET,
-        "papers_step": (-math.log(MOST_GAIN), -math.log(LEAST_GAIN)),
-    }
-    return environment.from_string(template.read_text()).render(facts=facts, **constants)
+def text_of(name: str) -> str:
+    """Return the text of a name in a template."""
+    if name in NUMBERS:
+        return NUMBERS[name]()
+    folder, _, stem = name.rpartition("/")
+    if not (RESULTS / folder / f"{stem}.json").is_file():
+        raise ValueError(f"{{{{ {name} }}}}: no such number or table; the numbers are {', '.join(NUMBERS)}")
+    return to_markdown(artefacts()[stem].summary(study(folder, stem)))
 
 
-def nats(estimate: Estimate, signed: bool = False) -> str:
-    """Print an effect with its interval."""
-    return _in_brackets(estimate, lambda value: f"{value:{'+' if signed else ''}.3f}", " nats")
+@cache
+def study(place: str, stem: str) -> Study:
+    """Return the study of an artefact in FOLDER/SCALE below results/."""
+    folder = RESULTS / place
+    return Study(folder.parent, folder.name, stem)
 
 
-def times(estimate: Estimate) -> str:
-    """Print a ratio with its interval; `estimate` is of its log."""
-    return _in_brackets(estimate, lambda value: f"{math.exp(value):.2f}")
+@cache
+def verdicts() -> tuple[Judged, ...]:
+    """Return every claim with its best evidence, in the order of their figures."""
+    found = []
+    for stem, artefact in artefacts().items():
+        there = [place for place in EVIDENCE if study_file(RESULTS / Path(place).parent, Path(place).name, stem).is_file()]
+        judged = {place: {claim.id: own for claim, own in judge(artefact.claims, study(place, stem))} for place in there}
+        for claim in artefact.claims:
+            best = next((place for place in there if judged[place][claim.id].status not in UNSEEN), "")
+            found.append(Judged(claim, judged[best][claim.id] if best else None, best))
+    return tuple(found)
 
 
-def percent(estimate: Estimate) -> str:
-    """Print a share with its interval."""
-    return _in_brackets(estimate, lambda value: f"{100 * value:.1f}", "%")
+def _row(each: Judged, words: str) -> str:
+    if each.verdict is None:
+        return f"| {each.claim.id} | {words} | | | | {Status.NOT_MEASURED} |"
+    number = each.verdict.decisive
+    paper, ours = (number.paper, number.ours) if number else ("", "")
+    seeds = f", {each.verdict.seeds} seed{'s' if each.verdict.seeds > 1 else ''}" if each.verdict.seeds else ""
+    cells = (each.claim.id, words, paper, ours, f"[{each.place}](results/{each.place}){seeds}", f"**{each.verdict.status}**")
+    return f"| {' | '.join(cells)} |".replace("  ", " ")
 
 
-def _in_brackets(estimate: Estimate, form: Callable[[float], str], unit: str = "") -> str:
-    ends = f" [{', '.join(map(form, estimate.interval))}]" if estimate.error and estimate.interval else ""
-    return f"{form(estimate.effect)}{unit}{ends}".replace("-", "\N{MINUS SIGN}")
+def _table(rows: Iterable[str], below: str = "") -> str:
+    """Return a table of claims; links are relative to the folder `below` of the checkout."""
+    head = "| | the paper says | its number | ours | where | verdict |\n|---|---|---:|---:|---|---|"
+    return "\n".join([head, *(row.replace("](results/", f"]({below or 'results/'}") for row in rows)])
 
 
-def measured(verdict: Verdict, like: Comparison | None = None) -> str:
-    """Print the number that decides a claim, or that of the comparison of the same name and unit as `like`, with its interval
-    and the fewest seeds; nothing if there is none."""
-    alike = (each for each in verdict.comparisons if like and (each.name, each.unit) == (like.name, like.unit))
-    shown = next(alike, None) if like else verdict.decisive
-    seeds = f" ({verdict.seeds})" if verdict.seeds else ""
-    return f": {shown.ours}{seeds}" if shown else ""
+def scoreboard() -> str:
+    """Return the table of the first screen."""
+    known = {each.claim.id: each for each in verdicts()}
+    return _table(_row(known[claim], words) for claim, words in SCOREBOARD.items())
 
 
-def words(count: int) -> str:
-    """Print a count as in prose: small ones as words."""
-    return WORDS[count] if count < len(WORDS) else f"{count:,}"
+def all_claims() -> str:
+    """Return the table of all claims for results/README.md."""
+    return _table((_row(each, each.claim.sentence.replace("|", "\\|")) for each in verdicts()), below="./")
 
 
-def when(text: str, condition: bool) -> str:
-    """Return `text` if `condition` holds, else raise ValueError."""
-    if not condition:
-        raise ValueError(f"the rows do not support {text!r}: rewrite that sentence of the template")
-    return text
+def not_reproduced() -> str:
+    """Return the table of the claims that fail."""
+    failed = [each for each in verdicts() if each.verdict and each.verdict.status is Status.FAILS]
+    return _table((_row(each, each.claim.sentence) for each in failed), below="./")
 
 
-def change(one: LossCurve, other: LossCurve | None = None) -> Estimate:
-    """Return the change in loss from the last quarter of the training context to all tokens beyond it, less that of `other`."""
-    last, end = one.train_len * 3 // 4 + 1, one.train_len
-    signs = [(1.0, one)] + ([(-1.0, other)] if other else [])
-    beyond = [(sign, curve, end + 1, curve.length) for sign, curve in signs]
-    return compare(*beyond, *((-sign, curve, last, end) for sign, curve in signs))
+def tally() -> str:
+    """Return the number of claims by verdict: "holds 12, fails 5"."""
+    counts = Counter(each.verdict.status if each.verdict else Status.NOT_MEASURED for each in verdicts())
+    return ", ".join(f"{status} {counts[status]}" for status in Status if counts[status])
 
 
-def shrinks(pairs: Iterable[tuple[LossCurve, LossCurve]], early: int, late: int) -> tuple[int, int]:
-    """Count the pairs of runs whose first leads by less from `late` to the training length than up to `early`; and all."""
-    gaps_SN = np.concatenate([(other.losses_SN - one.losses_SN)[:, : one.train_len] for one, other in pairs])
-    return int((gaps_SN[:, late - 1 :].mean(axis=1) < gaps_SN[:, :early].mean(axis=1)).sum()), len(gaps_SN)
+def scale_table() -> str:
+    """Return a table of the scales with stored trainings: their sizes, and the median minutes of a training."""
+    lines = ["| scale | models | training tokens | context, evaluation | minutes a run |", "|---|---|---:|---|---:|"]
+    for name, place in {"tiny": "tiny", "mini": "unseen_books/mini", "125m-0.2b": "125m-0.2b"}.items():
+        scale, drawn = SCALES[name], study(place, "fig2_per_token_loss")
+        starts = [start for line in drawn.lines for start in drawn.starts(line)[-1:]]
+        sizes = sorted(start["params"] for start in starts)
+        minutes = median((start["end"] or {}).get("wall_s") or 0.0 for start in starts) / 60
+        sizes_ = f"{millions(sizes[0])} to {millions(sizes[-1])}"
+        lengths = f"{tokens(scale.seq_len)}, {tokens(scale.document_len)}"
+        lines.append(f"| `{name}` | {sizes_} | {millions(scale.train_tokens)} | {lengths} | {minutes:.0f} |")
+    return "\n".join(lines)
 
 
-def gated(study: Study) -> list[LossCurve]:
-    """Return the curves of attention with a forget gate, whose seeds alone give the noise of FoX."""
-    return [curve for curve in loss_curves(study) if family_of(study.spec(curve.run_ids[0])["model"]) == GATED]
+def paper_cost() -> str:
+    """Return a table of what a training takes at the paper's sizes."""
+    lines = [f"| scale | training tokens | {GPU}-hours a run at {MFU:.0%} MFU |", "|---|---:|---:|"]
+    for name in ("125m-2.7b", "360m-7.5b", "760m-16b", "760m-48b"):
+        scale = SCALES[name]
+        flops = [3 * model_spec(model, scale, 50257).flops_per_token(scale.seq_len) * scale.train_tokens for model in SEVEN]
+        low, high = (each / (3600 * MFU * DENSE_BF16_PEAK[GPU]) for each in (min(flops), max(flops)))
+        lines.append(f"| `{name}` | {scale.train_tokens / 1e9:.1f}B | {low:.3g} to {high:.3g} |")
+    return "\n".join(lines)
 
 
-def seeds_apart(curves: Iterable[LossCurve]) -> float:
-    """Between-seed standard deviation of the mean loss inside the training context, pooled over curves with several seeds."""
-    own = [curve.log_p(curve.train_len) for curve in curves if len(curve.seeds) > 1]
-    return math.sqrt(sum(len(each) * each.var() for each in own) / sum(len(each) - 1 for each in own))
-
-
-def order(curves: Mapping[str, LossCurve]) -> list[str]:
-    """Models sorted by their mean loss inside the training context, the best first."""
-    return sorted(curves, key=lambda model: curves[model].mean_N[: curves[model].train_len].mean())
+NUMBERS: dict[str, Callable[[], Any]] = {
+    each.__name__: each for each in (scoreboard, all_claims, not_reproduced, tally, scale_table, paper_cost)
+}

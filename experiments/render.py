@@ -1,9 +1,8 @@
 """Rendering of every figure and table of a scale from its stored rows, and of the pages about them. Torch-free.
 
-results/README.md says how much is stored for every artefact; results/SCALE/claims.md lists the commands that check a claim
-again. The report is built by analysis/report.py, the pages of prose by pages.py."""
+RESULTS/SCALE/claims.md lists the commands that check a claim again. The report is built by analysis/report.py, the pages of the
+checkout's own results by pages.py."""
 
-import os
 import shlex
 import sys
 import traceback
@@ -23,19 +22,17 @@ from analysis.statistics import LEVEL, POWER
 from analysis.study import NothingStored, Study, study_file
 from analysis.verdict import JUDGED, Claim, Status, Verdict, judge
 from data.spec import DataSpec
-from experiments.artefact import FOLDERS, Artefact, artefacts
+from experiments.artefact import Artefact, artefacts
 from experiments.drawn import drawn_files, mark_drawn, unmark
-from experiments.facts import drawn_starts, minutes_of
 from experiments.forks import begin
-from experiments.pages import ROOT, write_changed, write_pages
-from experiments.scales import SCALES, Scale, get_scale
+from experiments.pages import RESULTS, ROOT, UNSEEN, write_pages
+from experiments.scales import get_scale
 from results.atomic import write_atomic
 from results.provenance import commit_name
 
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined,
                                trim_blocks=True, keep_trailing_newline=True)  # fmt: skip
 TEXTS = " --data text:FILES"
-UNSEEN = (Status.NOT_MEASURED, Status.NOT_APPLICABLE)
 
 
 def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Console) -> list[str]:
@@ -53,9 +50,8 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
             if stem in stems:
                 unmark(results_dir, scale, stem)
                 yield partial(lambda stem: known[stem].draw(studies.get(stem) or Study(results_dir, scale, stem)), stem)
-        yield lambda: write_pages(results_dir, studies.values())
 
-    *drawings, pages = begin(works())
+    drawings = begin(works())
     whole = dict[str, list[Path]]()
     for stem, drawn in zip(stems, drawings, strict=True):
         try:
@@ -74,10 +70,9 @@ def render_all(stems: Iterable[str], scale: str, results_dir: Path, console: Con
             if not mistake:
                 traceback.print_exc()
     console.print(f"[green]report[/] {escape(str(write_report(scale, results_dir, studies)))}")
-    write_changed(results_dir / "README.md", status_page(results_dir))
     write_claims(scale, results_dir, studies)
-    for page, why in pages().items():  # not a failure: a user's rows need not support what the page says of ours
-        print(f"note: {page} is left unchanged: {why}", file=sys.stderr)
+    if results_dir.resolve().is_relative_to(RESULTS):
+        write_pages()
     for stem, paths in whole.items():
         mark_drawn(studies[stem], paths)
     return broken
@@ -114,43 +109,9 @@ def _section(artefact: Artefact, scale: str, results_dir: Path, read: Study | No
     return report.Section(
         stem=artefact.stem, title=artefact.title, paper=artefact.paper, shows=artefact.shows, claims=artefact.claims,
         looks=artefact.looks, summary=artefact.summary, study=study, missing=tuple(dict.fromkeys(missing)), fault=fault,
-        findings=artefact.findings, run=_run(artefact, scale, results_dir, study),
+        run=_run(artefact, scale, results_dir, study),
         why=f"python -m experiments why {artefact.stem} --scale {scale}{_folder(results_dir)}",
     )  # fmt: skip
-
-
-def status_page(results_dir: Path) -> str:
-    """Return the text of results/README.md."""
-    scales = [scale for scale in SCALES.values() if stored(scale.name, results_dir)]
-    page, cell = TEMPLATES.get_template("status.md.j2"), partial(_cell, results_dir=results_dir)
-    there = lambda path: (results_dir / path).exists()  # noqa: E731
-    places = dict(folder=_folder(results_dir), name=partial(_name, results_dir=results_dir), there=there)
-    standing_in = [f"`{scale.name}`" for scale in scales if scale.stand_ins]
-    everything = dict(folders=FOLDERS, artefacts=[*artefacts().values()], scales=scales, standing_in=standing_in)
-    return page.render(**everything, cell=cell, **places)
-
-
-def _name(artefact: Artefact, results_dir: Path) -> str:
-    """Return the name of an artefact, linked to its file if the page is in the checkout."""
-    root = os.path.relpath(ROOT, results_dir.resolve()) if results_dir.resolve().is_relative_to(ROOT) else ""
-    name = f"`{artefact.stem}`"
-    return f"[{name}]({root}/{artefact.folder}/{artefact.stem}.py)" if root else name
-
-
-def _cell(artefact: Artefact, scale: Scale, results_dir: Path) -> str:
-    """Return a cell of the table: how many of the declared lines have rows, and the range of their seeds."""
-    seeds: dict[object, set[int]] = {}
-    try:
-        lines_there = Study(results_dir, scale.name, artefact.stem).lines
-    except ValueError as error:  # rendering reports the error and goes on
-        return "" if isinstance(error, NothingStored) else "damaged"
-    for line in lines_there:
-        seeds.setdefault(line.series, set()).add(line.seed)
-    declared = {recipe.series for recipe in artefact.runs(scale, (0,))} | seeds.keys()
-    lines = f"{len(seeds)}" if len(seeds) == len(declared) else f"{len(seeds)} of {len(declared)}"
-    fewest, most = min(map(len, seeds.values())), max(map(len, seeds.values()))
-    numbers = f"{fewest} to {most}" if fewest < most else f"{most}"
-    return f"{lines} line{'s' * (len(declared) > 1)}, {numbers} seed{'s' * (most > 1)}"
 
 
 def write_claims(scale: str, results_dir: Path, read: Mapping[str, Study]) -> Path:
@@ -240,10 +201,16 @@ def _more(artefact: Artefact, scale: str, study: Study) -> list[str]:
 
 def _took(study: Study, makes: int) -> str:
     """Return a sentence on how many of the command's trainings the lines are drawn from, and how many minutes they took."""
-    starts = drawn_starts(study)
+    starts = {line.run_id: _last(study.starts(line)) for line in study.lines if study.starts(line)}
     if not starts:
         return "No training."
     devices = sorted({str(start["device"]) for own in starts.values() for start in own})
-    minutes = sum(map(minutes_of, starts.values()))
+    seconds = sum((start.get("end") or {}).get("wall_s") or 0.0 for own in starts.values() for start in own)
     count = f"{len(starts)} of the {makes} trainings that it makes" if makes > len(starts) else f"{len(starts)} trainings"
-    return f"{count}, {minutes:.0f} minutes on {' and '.join(devices) or 'nothing known'}."
+    return f"{count}, {seconds / 60:.0f} minutes on {' and '.join(devices) or 'nothing known'}."
+
+
+def _last(starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the starts of a training from the last one that began with its first step."""
+    begun = [index for index, start in enumerate(starts) if start.get("first_step") == 0]
+    return starts[begun[-1] if begun else 0 :]

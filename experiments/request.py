@@ -13,8 +13,6 @@ from experiments.scales import get_scale
 from training.run_folder import RunFolder
 from training.spec import Execution, RunSpec
 
-STATUS_PAGE = Path(__file__).with_name("status.md.j2")
-
 
 def _numbers(words: list[str]) -> tuple[int, ...]:
     """Parse seeds. ValueError for seeds that are not numbers."""
@@ -46,12 +44,9 @@ class Stored:
     """Runs, rows, figures, report; results/ is published."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a file, and for a folder whose README.md, which we did not write, drawing would overwrite."""
+        """Raise ValueError for a file."""
         if self.results_dir.exists() and not self.results_dir.is_dir():
             raise ValueError(f"--results-dir {self.results_dir} is a file; name a folder")
-        page, ours = self.results_dir / "README.md", STATUS_PAGE.read_text().partition("\n")[0]
-        if page.is_file() and not page.read_text(errors="replace").startswith(ours):
-            raise ValueError(f"--results-dir {self.results_dir}: drawing would overwrite its README.md; name another folder")
 
 
 @dataclass(frozen=True, kw_only=True)

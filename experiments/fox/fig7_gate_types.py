@@ -128,28 +128,6 @@ def summary(study: Study) -> Table:
     return over_seeds("Forget-gate types", columns, values, note)
 
 
-def findings(study: Study) -> list[str]:
-    """Return a sentence per block on the data-dependent gate beside the constant ones, and one on learned and fixed ones."""
-    said = []
-    for model, block in BLOCKS.items():
-        found = gates(study, model)
-        base = found.pop(DATA_DEPENDENT, None)
-        above = {gate: difference(curve, base) for gate, curve in found.items()} if base else {}
-        if above:
-            worse = sum(in_words(each, "", "worse", "") == "worse" for each in above.values())
-            closest = min(above, key=lambda gate: above[gate].effect)
-            least = f"closest is {closest}, with {with_interval(above[closest], 'nats')}"
-            many = f"{worse} of {len(above)} constant gates are worse than the data-dependent one"
-            said.append(f"{block} block: {many}; {least}.")
-    pairs, _ = _learned_and_fixed(study)
-    told = [in_words(difference(learned, fixed), "better", "worse", "") for _, learned, fixed in pairs]
-    if pairs:
-        better, worse = told.count("better"), told.count("worse")
-        than = "than the fixed one with the same T_max"
-        said.append(f"Of {len(pairs)} learned constants {better} are better {than}, {worse} worse.")
-    return said
-
-
 def _pairs(study: Study, better: Callable[[Gate], Gate], kinds: Sequence[str]) -> tuple[Pairs, list[str]]:
     """Pair each gate of some kinds with the gate that should be better, at every T_max that the scale declares or that is
     stored, by block. Returns the pairs, and for each incomplete pair the missing gate."""
