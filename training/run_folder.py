@@ -137,7 +137,7 @@ class RunFolder:
         """Return a row for every step of a finished run. ValueError if a line was damaged, then or since."""
         rows, steps = self.read_metrics(), self.read_spec().train.num_steps
         whole = [row["step"] for row in rows] == list(range(1, steps + 1))
-        if not whole or manifest.read(self.export).get("metrics") != manifest.digest(self.metrics_file):
+        if not whole or manifest.read(self.export).get("metrics") not in (None, manifest.digest(self.metrics_file)):
             lacks = f"{self.metrics_file} does not hold each of the run's {steps} steps as it was trained"
             raise ValueError(f"{lacks}: leave out figures of training curves, or delete {self.path} to train it again")
         return rows

@@ -28,9 +28,7 @@ def test_one_more_seed_lies_in_its_band_in_95_of_100_cases(count, pool):
     for _ in range(400):
         *stored, new = 2 + 0.01 * rng.normal(size=count + 1)
         repeats = pooled(rng, 0.01) if pool else ()
-        found = predict(
-            "loss in the training context", "per_token_loss", tuple(stored), repeats, MINI, "recurrent", 0
-        )
+        found = predict("loss in the training context", "per_token_loss", tuple(stored), repeats, MINI, "recurrent", 0)
         low, high = found.band
         inside.append(low <= new <= high)
         assert inside[-1] == (found.p(new) >= 0.05)
@@ -44,9 +42,7 @@ def test_what_is_not_known_is_no_band():
     floor = predict("score, easy", "needle", (1.0, 1.0, 1.0), (), MINI, "recurrent", 0)
     assert floor.band is None, "equal scores at the floor tell nothing of the noise"
     equal = pooled(np.random.default_rng(0), 0.0)
-    assert (
-        predict("loss in the training context", "per_token_loss", (2.0,), equal, MINI, "recurrent", 0).band is None
-    )
+    assert predict("loss in the training context", "per_token_loss", (2.0,), equal, MINI, "recurrent", 0).band is None
     assert Predicted((2.0,), Noise(1e-4, np.inf)).band == pytest.approx((2 - 1.96 * 2e-4**0.5, 2 + 1.96 * 2e-4**0.5), rel=1e-5)
 
 

@@ -16,6 +16,7 @@ from eval.runner.partial import Partial
 from eval.runner.sources import Sources
 from eval.runner.text import TextCodec
 from models.build import build_model
+from results.lines import to_lines
 from results.store import read_rows
 
 GRID = dict(lengths=(330, 260), depths=(0.0, 50.0, 100.0), samples_per_cell=2, reserve=80)

@@ -18,6 +18,7 @@ from experiments.recipes import Recipe, model_spec
 from experiments.request import Request
 from experiments.scales import SCALES
 from models.build import build_model
+from results.store import read_record
 from tests.texts import write_texts
 from training import manifest
 from training.command_line import parse
@@ -27,8 +28,8 @@ FIG2 = "fig2_per_token_loss"
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
-    """--runs-dir, --corpora-dir and --results-dir below an empty folder."""
-    names = ("runs", "corpora", "results")
+    """--results-dir and --corpora-dir below an empty folder."""
+    names = ("results", "corpora")
     return [part for name in names for part in (f"--{name}-dir", str(tmp_path / "work" / name))]
 
 
@@ -48,7 +49,7 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
 
 def test_a_damaged_checkpoint_is_not_adopted(folders, texts, tmp_path, capsys):
     """Known by the manifest that it came with."""
-    published, where = tmp_path / "published", ["--data", f"text:{texts}", *folders[: folders.index("--results-dir")]]
+    published, where = tmp_path / "published", ["--data", f"text:{texts}", *folders]
     build_model(model_spec("fox_llama", SCALES["tiny"], 512)).save_pretrained(published)
     (published / "tokenizer.json").write_text("{}")
     manifest.seal(published, run_id="theirs")
@@ -64,7 +65,7 @@ def test_a_damaged_checkpoint_is_not_adopted(folders, texts, tmp_path, capsys):
 
 def test_a_checkpoint_comes_with_the_tokeniser_of_its_corpus(folders, texts, tmp_path, capsys):
     """A BPE trained on other text goes by the same name, and has as many ids."""
-    published, where = tmp_path / "published", ["--data", f"text:{texts}", *folders[: folders.index("--results-dir")]]
+    published, where = tmp_path / "published", ["--data", f"text:{texts}", *folders]
     build_model(model_spec("fox_llama", SCALES["tiny"], 512)).save_pretrained(published)
     command = ["adopt", str(published), "--as", "fox_llama", *where]
     capsys.readouterr()
@@ -86,30 +87,31 @@ def test_a_published_checkpoint_is_a_run(folders, texts, tmp_path, capsys):
         model.save_pretrained(tmp_path / name)
         (tmp_path / name / "tokenizer.json").write_text("{}")
     given = ["--data", f"text:{texts}", *folders]
-    where = given[: given.index("--results-dir")]
+    where = given
     assert main(["adopt", str(tmp_path / "published"), "--as", "fox_llama", *where]) == 0
-    asked = Request(artefacts=(FIG2,), data=f"text:{texts}", only=("fox_llama",), runs_dir=Path(folders[1]),
-                    results_dir=Path(folders[5]), corpora_dir=Path(folders[3]))  # fmt: skip
+    asked = Request(artefacts=(FIG2,), data=f"text:{texts}", only=("fox_llama",), results_dir=Path(folders[1]),
+                    corpora_dir=Path(folders[3]))  # fmt: skip
     (run,) = make_plan(asked).runs.values()
     assert run.spec.weights is not None and run.folder.finished
     assert [task.kind for task in graph.tasks(make_plan(asked))] == ["prepare", "evaluate", "draw"]
-    assert run.folder.record()["starts"] == []
+    assert read_record(run.folder.path)["starts"] == []
     recipe = Recipe("fox_llama", "fox_llama", "tiny")
     for changes in (
         {},
-        {"seed": 1},
         {"model": {"rope_base": 5e6}},
         {"train": {"peak_lr": 1e-3}},
         {"task": RecallTask(num_keys=8, num_assignments=1, num_queries=1, num_symbols=64)},
     ):
-        found = adopted_run(asked.runs_dir, replace(recipe, **changes), run.spec.data)
+        found = adopted_run(asked.results_dir, replace(recipe, **changes), run.spec.data)
         assert found == (None if changes else run.spec), changes
+    with pytest.raises(ValueError, match="leave out --seeds"):
+        make_plan(replace(asked, seeds=(0, 1)))
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1
     model.save_pretrained(tmp_path / "other")
     capsys.readouterr()
     said = mistake(capsys, ["adopt", str(tmp_path / "other"), "--as", "fox_llama", *where])
-    assert f"{run.folder.path} is adopted as fox_llama at tiny already" in said and "delete that folder first" in said
+    assert f"{run.folder.path} is fox_llama at tiny already: adopt into another --results-dir" in said
     assert main(["adopt", str(tmp_path / "published"), "--as", "fox_llama", *where]) == 0, "the same again is the same run"
     assert [folder for folder in run.folder.path.parent.iterdir() if folder.is_dir()] == [run.folder.path]
     elsewhere = [part if part != folders[1] else str(tmp_path / "elsewhere") for part in where]

@@ -1,8 +1,8 @@
 """A request's meaning: runs, identities, what is shared and what exists, and the paper's own settings."""
 
 import io
+import json
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from analysis.names import SEVEN
-from analysis.study import Line, write_lines
+from analysis.study import Line, Lines, Study, write_lines
 from data.spec import DataSpec
 from eval.kinds import eval_id
 from experiments import graph
 from experiments.__main__ import Prepare
 from experiments.artefact import MAIN, artefacts, chosen
-from experiments.collect import collect
 from experiments.fox import fig6_scale
 from experiments.fox.table_lr_grid import rates_of
 from experiments.overview import count, print_plan
 from experiments.plan import make_plan, write_specs
+from experiments.publish import publish
 from experiments.recipes import NAMES, recipes
 from experiments.scales import SCALES, get_scale
 from experiments.stick_breaking.stick_extrapolation import far
-from results.store import record_run
 from tests.experiments.conftest import data_at
 from tests.experiments.finished import finish
 from tests.models.test_count import EXPECTED, paper_spec
 from training.command_line import parse
+from training.run_folder import RunFolder
 from training.spec import TrainSpec
 
 FIG2 = "fig2_per_token_loss"
@@ -65,10 +65,9 @@ def test_what_is_planned_is_made_once_and_needs_what_is_made(asked, stems, seeds
     assert len(set(keys)) == len(keys) and len(set(made)) == len(made)
     assert all(need in keys[:place] for place, task in enumerate(tasks) for need in task.needs)
     assert {run.eval_file(spec) for run in plan.runs.values() for spec in run.evals} <= set(made)
-    for drawing in plan.drawings.values():
-        for line in drawing.lines:
-            run = plan.runs[line.line.run_id]
-            assert set(line.evals) <= {eval_id(spec) for spec in run.evals} and line.run == run.folder.path
+    for lines in plan.drawings.values():
+        for line in lines:
+            assert set(line.evals) <= {eval_id(spec) for spec in plan.runs[line.run_id].evals}
     for run in plan.runs.values():
         assert all(run.spec.data.fingerprint in str(spec) for spec in run.evals if spec.NEEDS == "weights")
     prepare = [task for task in tasks if task.kind == "prepare"]
@@ -116,15 +115,27 @@ def test_what_exists_is_not_planned_again(asked):
     assert kinds(plan, "hgrn2") == ["evaluate"]
 
 
-def test_stored_rows_count_as_done_where_they_may(asked):
+def test_rows_beside_count_as_done_and_are_drawn(asked, tmp_path):
     wanted = replace(asked, artefacts=(FIG2,), only=("hgrn2",))
     plan = make_plan(wanted)
     write_specs(plan)
-    finish(*plan.runs.values(), evaluations=True)
-    assert collect(plan.drawings[FIG2]).lines == 1
-    shutil.rmtree(wanted.runs_dir)
-    assert kinds(make_plan(wanted), "hgrn2") == ["evaluate", "train"]
-    assert kinds(make_plan(replace(wanted, reuse_stored=True)), "hgrn2") == []
+    (run,) = plan.runs.values()
+    finish(run, evaluations=True)
+    assert kinds(make_plan(wanted), "hgrn2") == []
+    elsewhere = replace(wanted, results_dir=tmp_path / "mine")
+    assert kinds(make_plan(elsewhere), "hgrn2") == ["evaluate", "train"]
+    beside = replace(elsewhere, beside=wanted.results_dir, seeds=(0, 1))
+    plan = make_plan(beside)
+    assert [task.kind for task in graph.tasks(plan)] == ["prepare", "train", "evaluate", "draw"]
+    write_specs(plan)
+    study = Study(beside.results_dir, "tiny", FIG2)
+    assert [line.run_id for line in study.lines] == [run.spec.run_id] and study.whole().rows("per_token_loss")[
+        "loss"
+    ].mean() > 2
+    publish(wanted.results_dir, tmp_path / "published", Console(file=io.StringIO()))
+    with pytest.raises(ValueError, match=r"published is published and only read.*--from"):
+        replace(beside, results_dir=tmp_path / "published")
+    assert len(make_plan(replace(beside, beside=tmp_path / "published")).runs) == 2
 
 
 def test_timings_have_the_machine_for_themselves_and_need_no_training(asked):
@@ -140,9 +151,11 @@ def test_another_corpus_is_another_run_and_needs_another_folder(asked, texts, tm
     wanted = replace(asked, artefacts=(FIG2,), only=("fox_pro",))
     (run,), (other,) = (make_plan(replace(wanted, tokenizer=each)).runs.values() for each in (None, "bytes"))
     assert run.spec.run_id != other.spec.run_id
-    record_run(asked.results_dir, {"run_id": "f" * 10, "scale": "tiny", "name": "fox_pro", "starts": [],
-                                   "spec": {"data": {"source": "text", "fingerprint": "another"}}})  # fmt: skip
-    write_lines(asked.results_dir, "tiny", FIG2, [Line("more", {}, "fox_pro", 0, "tiny", "f" * 10, {})])
+    folder = RunFolder.create(asked.results_dir / "tiny" / "runs" / other.spec.folder_name, other.spec)
+    values = json.loads(folder.spec_file.read_text())
+    folder.spec_file.write_text(json.dumps(values | {"data": values["data"] | {"fingerprint": "another"}}))
+    line = Line("more", {}, "fox_pro", 0, "tiny", other.spec.run_id, {})
+    write_lines(asked.results_dir, Lines(FIG2, "tiny", (line,)))
     with pytest.raises(ValueError, match=r"another corpus .*--results-dir"):
         make_plan(wanted)
     assert make_plan(replace(wanted, results_dir=tmp_path / "other")).runs
@@ -157,8 +170,8 @@ def test_another_corpus_is_another_run_and_needs_another_folder(asked, texts, tm
 ])  # fmt: skip
 def test_lines_are_asked_for_by_model_label_and_seed(asked, changes, labels):
     plan = make_plan(replace(asked, **changes), rehearsal=True)
-    ((_, drawing),) = plan.drawings.items()
-    assert [line.line.label for line in drawing.lines] == labels and len(plan.runs) == len(labels)
+    ((_, lines),) = plan.drawings.items()
+    assert [line.label for line in lines] == labels and len(plan.runs) == len(labels)
 
 
 def test_models_besides_recall_in_the_sizes_of_recalls_own(asked):

@@ -7,11 +7,10 @@ import pytest
 from rich.console import Console
 
 from analysis.study import Study, study_file
-from experiments import graph, render
+from experiments import render
 from experiments.__main__ import main
 from experiments.artefact import artefacts
-from experiments.plan import make_plan
-from results.store import rows_file
+from experiments.plan import make_plan, write_specs
 from tests.experiments.finished import finish
 
 FIG2, F4 = "fig2_per_token_loss", "appendix_windowed"
@@ -21,12 +20,10 @@ FIG2, F4 = "fig2_per_token_loss", "appendix_windowed"
 def made(asked):
     """Two artefacts with one run each, collected and drawn."""
     plan = make_plan(replace(asked, artefacts=(FIG2, F4), only=("fox_pro",)))
+    write_specs(plan)
     for run in plan.runs.values():
-        run.folder.create(run.folder.path, run.spec)
         finish(run, evaluations=True)
-    graph.write_draw_specs(plan)
-    for stem in plan.drawings:
-        assert main(["draw", str(graph.draw_file(plan, stem))]) == 0
+    assert main(["render", *plan.drawings, "--results-dir", str(asked.results_dir)]) == 0
     return plan
 
 
@@ -40,14 +37,14 @@ def test_a_broken_artefact_is_named_and_costs_no_other(made, monkeypatch, capsys
     verdicts = (folder / "verdicts.jsonl").read_bytes()
     other = folder / "figures" / f"{F4}.png"
     monkeypatch.setitem(artefacts(), FIG2, replace(artefacts()[FIG2], draw=refuse, summary=refuse))
-    for command in (["render", "--results-dir", str(results_dir)], ["draw", str(graph.draw_file(made, FIG2))]):
+    for stems in ((), (FIG2,)):
         other.unlink(missing_ok=True)
         (folder / "report.html").unlink()
-        assert main(command) == {"render": 1, "draw": 2}[command[0]], "a job is not restarted for it"
+        assert main(["render", *stems, "--results-dir", str(results_dir)]) == 2, "a job is not restarted for it"
         said = capsys.readouterr().err
         assert f"error: {FIG2} at tiny is not drawn: KeyError: 'shared'" in said and "in refuse" in said
         assert "Not drawn:</strong> KeyError: &#39;shared&#39;" in (folder / "report.html").read_text()
-        assert other.is_file() is (command[0] == "render")
+        assert other.is_file() is not bool(stems)
         assert (folder / "verdicts.jsonl").read_bytes() == verdicts
 
 
@@ -72,8 +69,10 @@ def test_rows_that_are_damaged_break_their_own_figure_only(made, capsys):
     study_file(results_dir, "tiny", FIG2).write_text("{")
     assert render.render_all(render.stored("tiny", results_dir), "tiny", results_dir, Console(file=io.StringIO())) == [FIG2]
     said = capsys.readouterr().err
-    assert f"{FIG2}.json cannot be read" in said and "Traceback" not in said
+    assert f"{FIG2}.json is damaged" in said and "Traceback" not in said
     assert "Cannot be read" in (results_dir / "tiny" / "report.html").read_text()
     assert (results_dir / "tiny" / "verdicts.jsonl").read_bytes() == verdicts
-    rows_file(results_dir, run.spec.scale, run.spec.run_id, run.eval_file(run.evals[0]).stem).write_bytes(b"")
+    study_file(results_dir, "tiny", FIG2).unlink()
+    write_specs(made)
+    run.eval_file(run.evals[0]).write_bytes(b"")
     assert FIG2 in render.render_all(render.stored("tiny", results_dir), "tiny", results_dir, Console(file=io.StringIO()))

@@ -38,7 +38,7 @@ class Bench:
 
     def launch(self, folder: Path) -> subprocess.Popen[str]:
         only = [word for model in MODELS for word in ("--only", model)]
-        places = [word for name in ("runs", "results", "corpora") for word in (f"--{name}-dir", str(folder / name))]
+        places = [word for name in ("results", "corpora") for word in (f"--{name}-dir", str(folder / name))]
         asked = (*ARTEFACTS, "--scale", "pocket", "--data", f"text:{self.texts}", *only, *places)
         return self.start(folder, "experiments", "run", *asked, "--checkpoint-minutes", "0.005")
 
@@ -73,10 +73,11 @@ def rows(folder: Path) -> dict[str, object]:
     """Everything that is stored of the artefacts, to the last bit, but for what tells times."""
     found: dict[str, object] = {}
     results = folder / "results" / "pocket"
-    for path in results.rglob("*.parquet"):
-        found[path.name] = pd.read_parquet(path).drop(columns=TIMED, errors="ignore").to_json(double_precision=15)
+    for path in results.glob("runs/*/evals/*.parquet"):
+        held = pd.read_parquet(path).drop(columns=TIMED, errors="ignore")
+        found[f"{path.parts[-3]}/{path.name}"] = held.to_json(double_precision=15)
     found |= {path.name: path.read_bytes() for path in results.glob("figures/*.csv") if "training" not in path.name}
-    found |= {path.parts[-3]: path.read_bytes() for path in folder.glob("runs/pocket/*/export/model.safetensors")}
+    found |= {path.parts[-3]: path.read_bytes() for path in results.glob("runs/*/export/model.safetensors")}
     assert len([name for name in found if str(name).endswith("parquet")]) >= 3 and len(found) >= 8, sorted(found)
     return found
 
@@ -114,20 +115,24 @@ def test_what_is_deleted_is_made_again_and_fresh_processes_give_the_same_bits(be
     whole, _ = undisturbed
     folder = tmp_path / "work"
     shutil.copytree(whole, folder)
-    (run,), (other,) = ((folder / "runs" / "pocket").glob(f"{model}-*") for model in MODELS)
+    (run,), (other,) = ((folder / "results" / "pocket" / "runs").glob(f"{model}-*") for model in MODELS)
     (corpus,) = (path.parent for path in folder.glob("corpora/*/corpus.json"))
-    shutil.rmtree(folder / "results")
+    shutil.rmtree(folder / "results" / "pocket" / "figures")
     for path in run.iterdir():
         if path.name not in ("spec.json", "evals"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for path in [*run.glob("evals/*"), next(other.glob("evals/per_token_loss-*.parquet"))]:
-        if not path.name.endswith(".spec.json"):
-            path.unlink()
+    for path in run.glob("evals/*.parquet"):
+        path.unlink()
+    damaged = next(other.glob("evals/per_token_loss-*.parquet"))
+    damaged.write_bytes(damaged.read_bytes().replace(b"PAR1", b"PAR2"))
     bench.end(bench.start(folder, "training", str(run), "--corpus-dir", str(corpus), "--quiet"))
     specs = map(str, run.glob("evals/*.spec.json"))
     bench.end(bench.start(folder, "eval.job", str(run), "--spec", *specs, "--corpus", str(corpus)))
     assert bench.run(folder) == [f"evaluate {other.name}"]
     assert rows(folder) == rows(whole)
+    both = (f"{each}/results" for each in (folder, whole))
+    said = bench.end(bench.start(folder, "experiments", "compare", *both, "--scale", "pocket"))
+    assert said.startswith("reproduced: 6 of 6 evaluations are equal up to rounding")
 
 
 def test_what_was_drawn_is_drawn_again_and_says_what_it_was_made_from(bench, undisturbed, tmp_path):
@@ -142,5 +147,5 @@ def test_what_was_drawn_is_drawn_again_and_says_what_it_was_made_from(bench, und
     assert again.keys() >= {place / "figures" / f"{stem}.{end}" for stem in ARTEFACTS for end in ("png", "csv")}
     assert [path.name for path in drawn if drawn[path].replace(bytes(undisturbed[0]), bytes(folder)) != again[path]] == []
     said = bench.end(bench.start(folder, "experiments", "why", ARTEFACTS[0], *where))
-    for run in (folder / "runs" / "pocket").glob("*-*"):
+    for run in (folder / "results" / "pocket" / "runs").glob("*-*"):
         assert run.name.rpartition("-")[2] in said

@@ -49,11 +49,11 @@ class Graph:
     """The figure, in folders of its own."""
 
     def __init__(self, slurm: Slurm, shared: Path, folder: Path, cluster: Path, models: tuple[str, ...] = MODELS):
-        self.slurm, self.code, self.folder, self.runs = slurm, shared / "code", folder, folder / "runs" / "pocket"
+        self.slurm, self.code, self.folder, self.runs = slurm, shared / "code", folder, folder / "results" / "pocket" / "runs"
         self.cluster = cluster
         self.options = [
             FIGURE, "--scale", "pocket", "--data", f"text:{shared}/texts", "--checkpoint-minutes", "0.01",
-            "--runs-dir", f"{folder}/runs", "--results-dir", f"{folder}/results", "--corpora-dir", f"{folder}/corpora",
+            "--results-dir", f"{folder}/results", "--corpora-dir", f"{folder}/corpora",
             *(word for model in models for word in ("--only", model)),
         ]  # fmt: skip
 

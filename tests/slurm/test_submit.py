@@ -81,7 +81,7 @@ Say = Callable[..., tuple[int, str]]
 def say(tmp_path: Path, cluster_file: Path, capsys: pytest.CaptureFixture[str]) -> Say:
     """Say a command about Figure 2 of two models at `tiny`; return its exit code and output."""
     asked = ["--scale", "tiny", "--only", "fox_llama", "--only", "delta_net", "--cluster", str(cluster_file)]
-    asked += [f"--{name}-dir={tmp_path / name}" for name in ("runs", "results", "corpora")]
+    asked += [f"--{name}-dir={tmp_path / name}" for name in ("results", "corpora")]
 
     def said(*words: str) -> tuple[int, str]:
         code = main([words[0], FIGURE, *words[1:], *asked])
@@ -152,7 +152,7 @@ def test_jobs_that_write_the_same_files_follow_one_another(fake: Fake, say: Say)
 
 
 def test_a_job_keeps_its_name_while_its_evaluations_get_done(tmp_path: Path, cluster_file: Path) -> None:
-    places = {f"{name}_dir": tmp_path / name for name in ("runs", "results", "corpora")}
+    places = {f"{name}_dir": tmp_path / name for name in ("results", "corpora")}
     request, cluster = Request(artefacts=(FIGURE, CURVES), only=("fox_llama",), **places), read_cluster(cluster_file)
     plan = planned(request, cluster)
     names = {job.task.kind: job.name for job in jobs(plan, cluster)}
@@ -178,7 +178,7 @@ def test_status_says_what_became_of_each_run(fake: Fake, say: Say, tmp_path: Pat
     fake.end("evaluate-delta_net")
     events = [{"event": "start", "job": failed, "mark": "step-0"}] * 2
     events.append({"event": "end", "job": failed, "action": "failed", "reason": "no chunk 3 of the corpus"})
-    (run,) = (tmp_path / "runs" / "tiny").glob("delta_net-*")
+    (run,) = (tmp_path / "results" / "tiny" / "runs").glob("delta_net-*")
     (run / "starts").mkdir()
     (run / "starts" / "train.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     never = fake.end("prepare")
