@@ -31,6 +31,7 @@ PROVENANCE = {
     "python": "3.11.7",
     "versions": {"torch": "0.0", "triton": "0.0"},
 }
+PLAIN = {"kind": "forgetting_transformer", "forget_gate": "none"}
 OFFSET = dict(zip(SEVEN, (0.0, 0.028, 0.045, 0.078, 0.06, 0.085, 0.10), strict=True))
 
 
@@ -126,7 +127,7 @@ class Store:
             "scale": scale,
             "name": model,
             "spec": {
-                "model": {"kind": "forgetting_transformer", "forget_gate": "none"} | (spec or {}),
+                "model": spec if spec and "kind" in spec else PLAIN | (spec or {}),
                 "data": {"source": "made-up", "tokenizer": "bpe-512", "fingerprint": "feedbeef" * 8} | (data or {}),
                 "train": {"seq_len": self.train_len, "train_tokens": 64 * self.train_len, "peak_lr": 1e-3} | (train or {}),
                 "seed": seed,
