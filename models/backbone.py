@@ -162,16 +162,15 @@ class Backbone(nn.Module):
             raise ValueError(f"past_key_values of {cached} tokens with gradients, which a cache does not propagate: {remedy}")
         cache = past_key_values if past_key_values is not None or recomputed or not use_cache else DecodingCache()
         rows, new = input_ids.shape
-        if cache is not None and cache.stays and not self.spec.has_places:
-            given = f"room={cache.room}" if cache.longest is None else f"longest={cache.longest}"
+        if cache is not None and cache.room is not None and not self.spec.has_places:
             rule = "steps of this model cannot be replayed, as not all its states stay at fixed addresses"
-            raise ValueError(f"{given}: {rule}; give a cache without room and longest")
+            raise ValueError(f"room={cache.room}: {rule}; give a cache without room")
         if cache is not None:
             cache.begin(rows, new, x.device, product_dtype(x))
         if cache is not None and (attention_mask is None or cache.one_by_one(new)):
             if attention_mask is not None and not cache.begun:
                 given = f"attention_mask with a single token after {cached}, which in some row may be all padding"
-                remedy = "let each row begin in a call of several tokens, or give a cache without room and longest"
+                remedy = "let each row begin in a call of several tokens, or give a cache without room"
                 raise ValueError(f"{given}: such a step does not read the mask; {remedy}")
             start, cache.begun = cache.seq_start, True
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
@@ -183,7 +182,7 @@ class Backbone(nn.Module):
             padding = _padding(attention_mask, cached)
             if cache is not None and padding is not None:
                 cache.begin_at(padding.start)
-                cache.begun = not cache.stays or bool((padding.start < cached + new).all())
+                cache.begun = cache.room is None or bool((padding.start < cached + new).all())
         shared = self.shared_inputs(x, cache, padding)
         for i, layer in enumerate(self.layers):
             x = layer(x, cache, padding, *shared, *self.extra_inputs(i))

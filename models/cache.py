@@ -9,9 +9,6 @@ from torch import Tensor
 BLOCK = 256
 """Tokens by which a cached sequence grows, so that most tokens are written in place instead of copying the sequence."""
 
-PLACES = 64
-"""New tokens for which a cache that evicts keys has free slots; then it rebuilds the lists of the keys that remain."""
-
 State = dict[str, Any]
 
 
@@ -19,36 +16,27 @@ class DecodingCache:
     """State of every layer after `seq_len` tokens (left padding included), without gradients. A recurrent layer replaces its
     state with `update`, as fla's layers do with fla's own cache; an attention layer extends its sequences with `append`.
 
-    `longest`: maximum length of the text in tokens. With it, a FoX with QK-norm permanently evicts every key that no query of
-    such a text can see: all of these cost a query less than e^-10 of its probability. It does so every `PLACES` tokens.
-
-    `room`: maximum length of the text in tokens. With it, the memory of every sequence is allocated at the start.
-
-    With either, all states stay at fixed addresses, so that a GPU can replay a step of one token as a CUDA graph
-    (models/graphed.py); with `longest` until the remaining keys need more memory."""
+    `room`: maximum length of the text in tokens. With it, the memory of every sequence is allocated at the start, and all
+    states stay at fixed addresses, so that a GPU can replay a step of one token as a CUDA graph (models/graphed.py)."""
 
     is_compileable = False  # read by generate: the sequences grow
 
-    def __init__(self, longest: int | None = None, room: int | None = None) -> None:
-        if longest is not None and room is not None:
-            raise ValueError(f"longest={longest} and room={room}: a cache evicts keys or has room for all; give one")
-        self.longest, self.room = longest, room
+    def __init__(self, room: int | None = None) -> None:
+        self.room = room
         self.layers: dict[int, State] = {}
         self.seq_len = 0
         self.rows = 0
         """Sequences of the batch."""
         self.dtype: torch.dtype | None = None
         """Dtype that the layers compute in: that of the weights, or autocast's."""
-        self.free = 0
-        """New tokens for which the lists of remaining keys have free slots (`longest`)."""
         self.position: Tensor | None = None
-        """Number of cached tokens, (1,) int64 on the model's device; None unless states stay."""
+        """Number of cached tokens, (1,) int64 on the model's device; None without room."""
         self.seq_start: Tensor | None = None
         """First real position of each sequence, (B,) int32; None without padding."""
         self.begun = True
-        """False if states stay and some sequence may be all padding so far."""
+        """False if there is room, and some sequence may be all padding so far."""
         self.graphed: Any = None
-        """`GraphedStep` of this cache, from its first step of one token on a GPU on; only if states stay."""
+        """`GraphedStep` of this cache, from its first step of one token on a GPU on; only with room."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -60,16 +48,6 @@ class DecodingCache:
         """Return the attributes of a copy, without the graph, which would write to this cache's states."""
         return self.__dict__ | {"graphed": None}
 
-    @property
-    def stays(self) -> bool:
-        """Tell whether all states stay at fixed addresses."""
-        return self.room is not None or self.longest is not None
-
-    @property
-    def lays_anew(self) -> bool:
-        """Tell whether the lists of remaining keys have no free slot for the next token and must be rebuilt."""
-        return self.longest is not None and self.seq_len > 0 and self.free == 0
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens seen, under the name that Hugging Face's generate uses."""
         return self.seq_len
@@ -78,16 +56,11 @@ class DecodingCache:
         """Replace the named entries of a layer. `offset`, the number of new tokens, is ignored: the model counts them."""
         layer = self.layers.setdefault(layer_idx, {})
         for name, value in state.items():
-            if self.stays and name in layer:
+            if self.room is not None and name in layer:
                 _write(layer[name], _map(torch.Tensor.detach, value), f"{name} of layer {layer_idx}")
             else:
                 layer[name] = _map(torch.Tensor.detach, value)
         return layer
-
-    def move(self, layer_idx: int, **state: Any) -> None:
-        """Replace entries of a layer by tensors at other addresses, and drop the graph, which would write to the old ones."""
-        self.layers[layer_idx] |= state
-        self.graphed = None
 
     def append(self, layer_idx: int, window: int | None = None, **new: Tensor) -> tuple[Tensor, ...]:
         """Extend sequences (B, T, ...) by new tokens along T and return the whole sequences, in the order given. With a
@@ -99,8 +72,8 @@ class DecodingCache:
 
     def begin(self, rows: int, new: int, device: torch.device, dtype: torch.dtype | None) -> None:
         """Prepare for `new` tokens in each of `rows` sequences, which layers compute in `dtype` (None: a graph has its own).
-        Raises ValueError if the number of sequences or the dtype changes, if states that stay were made in inference mode
-        and it has ended, or if there is no room."""
+        Raises ValueError if the number of sequences or the dtype changes, if states to be updated in place were made in
+        inference mode and it has ended, or if there is no room."""
         if self.seq_len and rows != self.rows:
             remedy = "reorder_cache(indices) keeps or repeats rows"
             raise ValueError(f"{rows} rows of tokens after a cache of {self.rows}: give as many; {remedy}")
@@ -108,24 +81,21 @@ class DecodingCache:
             remedy = "continue with the weights and the autocast that it began with"
             raise ValueError(f"new tokens in {dtype} after a cache in {self.dtype}: {remedy}")
         if self.seq_len and self.position is not None and self.position.is_inference() > torch.is_inference_mode_enabled():
-            given = f"room={self.room}" if self.longest is None else f"longest={self.longest}"
-            remedy = "continue it in torch.inference_mode(), or begin it under torch.no_grad()"
-            raise ValueError(f"a cache with {given}, begun in inference mode, cannot be updated in place outside: {remedy}")
+            given = f"a cache with room={self.room}, begun in inference mode, cannot be updated in place outside"
+            raise ValueError(f"{given}: continue it in torch.inference_mode(), or begin it under torch.no_grad()")
         self.rows = rows
         if self.seq_len == 0:
             self.seq_start, self.begun, self.dtype = None, True, dtype
-        if not self.stays:
+        if self.room is None:
             return
-        if self.room is not None and self.seq_len + new > self.room:
+        if self.seq_len + new > self.room:
             raise ValueError(f"token {self.seq_len + new} is beyond room={self.room} of the cache")
-        if self.longest is not None and self.seq_len + new > self.longest:
-            raise ValueError(f"token {self.seq_len + new} is beyond longest={self.longest}, for which keys were evicted")
         if self.position is None:
             self.position = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin_at(self, seq_start: Tensor) -> None:
         """Store the first real position of each sequence, (B,) int32."""
-        if self.seq_start is None or not self.stays:
+        if self.seq_start is None or self.room is None:
             self.seq_start = seq_start
         else:
             self.seq_start.copy_(seq_start)  # in place: a graph may read it
@@ -138,8 +108,6 @@ class DecodingCache:
 
     def count(self, new: int) -> None:
         """Count `new` tokens on the host only, as a graph counts them on the GPU."""
-        if self.longest is not None:
-            self.free = PLACES if self.seq_len == 0 else (self.free or PLACES) - 1
         self.seq_len += new
 
     def place(self, layer_idx: int, **new: Tensor) -> tuple[Tensor, ...]:
@@ -159,9 +127,9 @@ class DecodingCache:
         return new if self.seq_len == 0 else buffer[:, :total]
 
     def one_by_one(self, new: int) -> bool:
-        """Tell whether `new` tokens are a step that needs no number from the host: a single token after others, with states
-        that stay."""
-        return self.stays and new == 1 and self.seq_len > 0
+        """Tell whether `new` tokens are a step that needs no number from the host: a single token after others, with
+        room."""
+        return self.room is not None and new == 1 and self.seq_len > 0
 
     @property
     def length(self) -> Tensor:
@@ -190,8 +158,6 @@ class DecodingCache:
         if beam_idx.dim() != 1 or beam_idx.dtype not in (torch.int32, torch.int64):
             given = f"reorder_cache of shape {tuple(beam_idx.shape)} and {beam_idx.dtype}"
             raise ValueError(f"{given}: give indices of rows, for a mask mask.nonzero()[:, 0]")
-        if self.longest is not None:
-            raise ValueError("beams need a cache without `longest`")
         if self.room is not None and len(beam_idx) != self.rows:
             given = f"reorder_cache of {len(beam_idx)} rows, room={self.room} and {self.rows} rows"
             raise ValueError(f"{given}: with room their number is fixed; give a cache without room")

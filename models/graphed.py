@@ -29,7 +29,7 @@ def capture(run: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
 
 
 class GraphedStep:
-    """Steps of one token after a prompt, over one cache whose states stay: the first few eager, then as a CUDA graph, which
+    """Steps of one token after a prompt, over one cache with room: the first few eager, then as a CUDA graph, which
     reads the token, and updates the states and the number of cached tokens in place."""
 
     def __init__(self, step: Callable[[Tensor, DecodingCache], Tensor]) -> None:
@@ -47,7 +47,7 @@ class GraphedStep:
 
     def _next(self, input_ids: Tensor, cache: DecodingCache) -> Tensor:
         self.taken += 1
-        if self.taken <= PLAIN_STEPS or cache.lays_anew:
+        if self.taken <= PLAIN_STEPS:
             return self.step(input_ids, cache)
         if self.graph is None:
             self._capture(input_ids, cache)

@@ -36,6 +36,7 @@ PROVENANCE = {
 }
 FRESH = ("throughput", "parameters", "equal_logits")
 """Kinds that measure untrained models."""
+PLAIN = {"kind": "forgetting_transformer", "forget_gate": "none"}
 OFFSET = dict(zip(SEVEN, (0.0, 0.028, 0.045, 0.078, 0.06, 0.085, 0.10), strict=True))
 
 
@@ -128,7 +129,7 @@ class Store:
             evals[meta["eval_id"]] = None
         whole = {
             "scale": scale, "name": model, "seed": seed,
-            "model": {"kind": "forgetting_transformer", "forget_gate": "none"} | (spec or {}),
+            "model": spec if spec and "kind" in spec else PLAIN | (spec or {}),
             "data": {"source": "made-up", "tokenizer": "bpe-512", "fingerprint": "feedbeef" * 8} | (data or {}),
             "train": {"seq_len": self.train_len, "train_tokens": 64 * self.train_len, "peak_lr": 1e-3} | (train or {}),
         }  # fmt: skip

@@ -9,14 +9,10 @@ paper, and no claim is judged."""
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from analysis.curves import difference, loss_curves
 from analysis.names import DASHED, style_of
@@ -107,49 +103,29 @@ def points(study: Study) -> pd.DataFrame:
 
 
 def draw(study: Study) -> Files:
-    drawn = points(study)
-    measured = drawn[drawn["what"] == "measured"]
-    logs = bool((measured["value"] > 0).all())
-    limits = _limits(drawn, logs)
+    drawn, found = points(study), worths(study)
+    measured = drawn.loc[drawn["what"] == "measured", "high"]
+    value = drawn["value"].to_numpy()
+    limits = value[value > 0].min() / 2.5, 1.3 * float(np.nanmax([*value, *measured]))
     ends = drawn["train_tokens"].min() / 1.3, max(1e10, 1.3 * drawn["train_tokens"].max())
     figure, row = plt.subplots(1, 2, figsize=(WIDTH, 3.5), sharey=True)
-    found = worths(study)
     for axes, (pair, (_, block)) in zip(row, BLOCKS.items(), strict=True):
         _panel(axes, drawn[drawn["block"] == block], limits, style_of(pair[0]).colour)
         if (law := law_of(found[pair])) and law.refuted:
-            words = f"no power law fits:\n{law.fit}"
-            axes.text(0.97, 0.96, words, transform=axes.transAxes, ha="right", va="top")
+            axes.text(0.97, 0.96, f"no power law fits:\n{law.fit}", transform=axes.transAxes, ha="right", va="top")
         doublings_axis(axes, map(round, _ticks(*ends, (1,) if ends[1] > 100 * ends[0] else (1, 2, 5))), millions)
-        axes.set(title=f"{block} block", xlabel="training tokens", xlim=ends, ylim=limits)
-    if logs:
-        row[0].set_yscale("log")
-        ticks = _ticks(*limits, (1, 2, 5))
-        row[0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        row[0].minorticks_off()
-    else:
-        for axes in row:
-            axes.axhline(0, color="#222222", linewidth=0.8)
+        axes.set(title=f"{block} block", xlabel="training tokens", xlim=ends, ylim=limits, yscale="log")
+    ticks = _ticks(*limits, (1, 2, 5))
+    row[0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    row[0].minorticks_off()
     row[0].set_ylabel("worth of the forget gate (nats):\nloss of the Transformer minus FoX's")
-    _legend(figure, "law" in set(drawn["what"]))
     seeds = [worth.seeds for own in found.values() for worth in own.values()]
     notes = (
         f"mean over the training context of {tokens(study.train_len)}",
         f"{count_range(seeds, 'seeds' if max(seeds) > 1 else 'seed')} of each model",
-        "intervals: documents by source, and seeds",
-        "lines are cut at the frame",
+        "points: measured, with 95% intervals over documents by source, and seeds; lines: law, dashed where extrapolated",
     )
     return publish(study, figure, drawn, *notes)
-
-
-def _limits(drawn: pd.DataFrame, logs: bool) -> tuple[float, float]:
-    """Return a y-range for all values and for intervals of measurements; intervals of a law may leave the frame."""
-    measured = drawn[drawn["what"] == "measured"]
-    low, high = float(drawn["value"].min()), float(np.nanmax([drawn["value"].max(), measured["high"].max()]))
-    if logs:
-        return low / 2.5, high * 1.3
-    low = min(0.0, float(np.nanmin([low, measured["low"].min()])))
-    margin = 0.08 * (high - low)
-    return low - margin, high + margin
 
 
 def _ticks(low: float, high: float, steps: tuple[int, ...]) -> list[float]:
@@ -171,23 +147,9 @@ def _panel(axes: Axes, own: pd.DataFrame, limits: tuple[float, float], colour: s
     axes.errorbar(measured["train_tokens"], measured["value"], bars, color=colour, linestyle="", marker="o", markersize=5)
     ((at, value),) = paper[["train_tokens", "value"]].to_numpy()
     axes.plot(at, value, color="black", marker="D", fillstyle="none", markersize=6, linestyle="")
-    above = law.empty or value > float(law["value"][law["train_tokens"] == at].iloc[0])
-    lies: dict[str, Any] = dict(va="bottom" if above else "top", ha="left" if at <= own["train_tokens"].min() else "right")
-    words = "paper,\n" + PAPERS_BUDGET.removesuffix(" tokens")
-    axes.annotate(words, (at, value), (0, 7 if above else -7), textcoords="offset points", **lies)
-
-
-def _legend(figure: Figure, law: bool) -> None:
-    """Draw one legend below both panels, in grey because each panel has its own colour."""
-    grey = "#555555"
-    handles: list[Line2D | Patch] = [Line2D([], [], color=grey, linestyle="", marker="o", label="measured, 95% interval")]
-    if law:
-        handles += [
-            Line2D([], [], color=grey, label="law: worth = $a$ tokens$^{-b}$"),
-            Line2D([], [], color=grey, dashes=DASHED, label="extrapolated"),
-            Patch(color=grey, alpha=0.2, linewidth=0, label="its 95% interval"),
-        ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    axes.annotate(
+        "paper,\n" + PAPERS_BUDGET.removesuffix(" tokens"), (at, value), (0, 7), textcoords="offset points", ha="right"
+    )
 
 
 def summary(study: Study) -> Table:

@@ -14,7 +14,6 @@ from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import about, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
-from analysis.verdict import in_words, with_interval
 from beyond.figures import last_words
 from beyond.figures.mqar_gates import STARTS, starts_for
 from experiments import evaluations
@@ -95,18 +94,3 @@ def summary(study: Study) -> Table:
         cells[each.name] = [curve.log_p(curve.train_len), each.above(), beyond, right, each.more_right]
     note = f"{about(study)} In square brackets: 95% intervals over documents by source, or passages, and seeds."
     return over_seeds("Language models by how their gates start", columns, cells, note)
-
-
-def findings(study: Study) -> list[str]:
-    """Say for each model and start how loss and last words differ from those with the paper's start."""
-    told = []
-    for each in by_start(study).values():
-        if (loss := each.above()) is None:
-            continue
-        said = in_words(loss, "lower loss than", "higher loss than", "loss within noise of that")
-        sentence = f"{each.name}: {said} with the paper's start ({with_interval(loss, 'nats')})"
-        if (right := each.more_right) is not None and right.effect:  # where all are at the floor, nothing is said of them
-            found = in_words(right, "fewer last words right", "more last words right", "last words right within noise of it")
-            sentence += f"; {found} ({with_interval(right, 'points')})"
-        told.append(f"{sentence}.")
-    return told or ["No model was trained with both the paper's start and another."]

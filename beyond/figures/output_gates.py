@@ -6,15 +6,14 @@ distances is due to this choice, and does it last? Not in the papers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 
-from analysis.curves import LossCurve, compare, difference, loss_curves
+from analysis.curves import LossCurve, difference, loss_curves
 from analysis.names import title
 from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import about, millions, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
-from analysis.verdict import in_words, with_interval
 from beyond.figures.successors import FOX
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.recipes import recipes
@@ -78,38 +77,3 @@ def summary(study: Study) -> Table:
             cells[label] = [*losses, each.gain, *(each.behind(fox, gate) for gate in ACTIVATIONS)]
     note = f"{about(study)} In square brackets: 95% intervals over documents by source and seeds. One learning rate for all."
     return over_seeds(f"Mean loss up to {tokens(study.train_len)} (nats) by the output gate's activation", columns, cells, note)
-
-
-def lasting(fewer: Gated, more: Gated) -> Estimate | None:
-    """Return SiLU minus sigmoid (nats) with more tokens, less the same with fewer; None if a run is missing."""
-    parts = [(1.0, more.silu), (-1.0, more.sigmoid), (-1.0, fewer.silu), (1.0, fewer.sigmoid)]
-    if not all(curve for _, curve in parts):
-        return None
-    return compare(*((sign, curve, 1, curve.train_len) for sign, curve in parts if curve))
-
-
-def findings(study: Study) -> list[str]:
-    """Say for each budget and model which activation has the lower loss, how FoX (Pro)'s distance from the others depends on
-    it, and whether more tokens change it."""
-    every, told = by_gate(study), []
-    for at, found in every.items():
-        fox, trained = found.get(FOX, Gated(None, None)), _budget(get_scale(at))
-        for model, each in found.items():
-            if each.gain is None:
-                continue
-            said = in_words(each.gain, "a lower loss with SiLU than with sigmoid", "a higher loss with SiLU than with sigmoid",
-                            "a loss with SiLU within noise of that with sigmoid")  # fmt: skip
-            sentence = f"With {trained} {title(model)} has {said} ({with_interval(each.gain, 'nats')})"
-            both = [each.behind(fox, gate) for gate in ACTIVATIONS]
-            if all(both):
-                before, after = (with_interval(one, "nats") for one in both if one)
-                sentence += f"; relative to FoX (Pro) its loss is {before} with sigmoid and {after} with SiLU"
-            told.append(f"{sentence}.")
-    for (fewer, some), (more, others) in pairwise(every.items()):
-        for model in some:
-            change = lasting(some[model], others.get(model, Gated(None, None)))
-            if change:
-                said = in_words(change, "SiLU gains more", "SiLU gains less", "SiLU's gain cannot be told to change")
-                pair = f"with {_budget(get_scale(more))} than with {_budget(get_scale(fewer))}"
-                told.append(f"{title(model)}: {said} {pair} ({with_interval(change, 'nats')}).")
-    return told or ["No model was trained with both activations."]

@@ -1,6 +1,6 @@
 """Forgetting attention: softmax attention with a data-dependent forget gate (arXiv 2503.02130)."""
 
-from .cached import forgetting_attention_cached, forgetting_attention_listed, gates_of_sums, sum_log_gates
+from .cached import forgetting_attention_cached, gates_of_sums, sum_log_gates
 from .chunked import attention_without_tiles
 from .interface import forgetting_attention
 from .pruning.threshold import (
@@ -19,7 +19,6 @@ __all__ = [
     "attention_without_tiles",
     "forgetting_attention",
     "forgetting_attention_cached",
-    "forgetting_attention_listed",
     "gates_of_sums",
     "norm_logit_bound",
     "pruned_tile_share",

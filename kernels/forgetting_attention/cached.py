@@ -17,7 +17,7 @@ from ..attention_shared.arguments import (
 )
 from ..attention_shared.running_sums import running_sums
 from .pruning.threshold import resolve_threshold
-from .validation import check_segments, check_threshold, check_values
+from .validation import check_values
 from .visibility import CUT_LOG_GATE
 
 
@@ -100,95 +100,6 @@ def forgetting_attention_cached(
 
     traced = torch.compiler.is_compiling() or type(q) is not Tensor
     return (triton_decode_sums if traced else decode_sums)(q, k, v, gate_sum, threshold, seq_start, length, window_size, scale)
-
-
-def forgetting_attention_listed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate_sum: Tensor,
-    first: Tensor,
-    length: Tensor,
-    most: int,
-    *,
-    scale: float | None = None,
-    adaptive_threshold: Tensor | None = None,
-    backend: str = "auto",
-) -> Tensor:
-    """Compute forgetting attention of the newest token for N heads, each over its own segment of one list of keys; no
-    gradient. A segment ends with the head's newest key; heads that keep more keys have longer ones.
-
-    Args:
-        q: (N, D), D and dtype as in `forgetting_attention_cached`.
-        k, v: (S, D), the keys and values of all heads.
-        gate_sum: (S,) float64, running sums of the log gates, separate for each head.
-        first: (N,) int32 on q's device, index at which each segment begins, in ascending order.
-        length: (N,) int32 on q's device, number of keys of each segment, at least 1. Entries between segments are not read.
-        most: upper bound of `length`.
-        scale: factor of the logits, defaults to D**-0.5.
-        adaptive_threshold: (N,) float32; keys whose D is below it are dropped.
-        backend: as in `forgetting_attention_cached`.
-
-    Returns:
-        (N, D) in q's dtype (the autocast dtype under autocast).
-
-    Raises:
-        ValueError: an invalid shape, dtype, device, option or, if checking it needs no device synchronisation, value."""
-    check_types(q=q, k=k, v=v, gate_sum=gate_sum, first=first, length=length, adaptive_threshold=adaptive_threshold)
-    q, k, v = as_autocast(q, k, v)
-    N, S = len(q), len(k)
-    q, k, v = q[:, None, None], *(x[None, :, None].expand(N, -1, 1, -1) for x in (k, v))
-    check_tensors(q, k, v)
-    for name, given, shape, dtype in (
-        ("gate_sum", gate_sum, (S,), torch.float64), ("first", first, (N,), torch.int32),
-        ("length", length, (N,), torch.int32), ("adaptive_threshold", adaptive_threshold, (N,), torch.float32),
-    ):  # fmt: skip
-        if given is not None and ((given.shape, given.dtype) != (shape, dtype) or given.device != q.device):
-            what = f"{tuple(given.shape)} {given.dtype} on {given.device}"
-            raise ValueError(f"{name} is {what}; it must be {shape} {dtype} on q's device, {q.device}.")
-    if not 1 <= most <= S:
-        raise ValueError(f"most is {most}; it must be in 1..{S}, the length of the list.")
-    if type(q) is Tensor and not torch.compiler.is_compiling():
-        check_segments(first, length, most, S)
-        if adaptive_threshold is not None:
-            check_threshold(adaptive_threshold)
-    scale = resolve_scale(scale, q.shape[-1])
-    q, k, v, gate_sum = (x.detach() for x in (q, k, v, gate_sum))
-    if pick_backend(backend, q) != "triton":
-        return _plain_list(q[:, 0, 0], k[0, :, 0], v[0, :, 0], gate_sum, first, length, adaptive_threshold, scale)
-    from .portable.decode_sums import decode_sums  # imports triton, optional on machines without a GPU
-
-    sums = gate_sum[None, :, None].expand(N, -1, 1)
-    threshold = None if adaptive_threshold is None else adaptive_threshold.contiguous()
-    where = dict(first=first.contiguous(), most=most)
-    return decode_sums(q, k, v, sums, threshold, None, length.contiguous(), None, scale, **where)[:, 0, 0]  # type: ignore[arg-type]
-
-
-def segments(first: Tensor, length: Tensor, places: int) -> tuple[Tensor, Tensor]:
-    """Return for each entry (S,) of a list the index of its segment, and whether it holds a key."""
-    place_S = torch.arange(places, device=first.device)
-    row_S = torch.bucketize(place_S, first.long(), right=True) - 1
-    return row_S, place_S - first[row_S] < length[row_S]
-
-
-def _plain_list(
-    q_ND: Tensor, k_SD: Tensor, v_SD: Tensor, gate_sum_S: Tensor, first: Tensor, length: Tensor, threshold: Tensor | None,
-    scale: float,
-) -> Tensor:  # fmt: skip
-    dtype = torch.promote_types(q_ND.dtype, torch.float32)
-    row_S, seen_S = segments(first, length, len(k_SD))
-    now_N = gate_sum_S[first + length - 1]
-    decay_S = (now_N[row_S] - gate_sum_S).to(dtype)
-    limit = CUT_LOG_GATE if threshold is None else threshold.clamp(min=CUT_LOG_GATE)[row_S]
-    seen_S = seen_S & (decay_S >= limit)
-    x_S = scale * (q_ND.to(dtype)[row_S] * k_SD).sum(-1) + decay_S
-    x_S = x_S.masked_fill(~seen_S, -torch.inf)
-    top_N = x_S.new_full((len(q_ND),), -torch.inf).scatter_reduce(0, row_S, x_S, "amax")
-    p_S = (x_S - top_N[row_S]).exp()
-    total_N = torch.zeros_like(top_N).index_add(0, row_S, p_S)
-    value_SD = v_SD.to(dtype).masked_fill(~seen_S[:, None], 0.0)  # an unused entry may hold anything
-    o_ND = q_ND.new_zeros(q_ND.shape, dtype=dtype).index_add(0, row_S, p_S[:, None] * value_SD)
-    return (o_ND / total_N[:, None]).to(q_ND.dtype)
 
 
 def _check_length(length: Tensor, q: Tensor, num_keys: int, window_size: int | None) -> None:

@@ -30,19 +30,6 @@ def check_threshold(threshold: Tensor) -> None:
         raise ValueError(f"adaptive_threshold reaches {worst} (inf stands for NaN too); a threshold on D must be <= 0.")
 
 
-def check_segments(first: Tensor, length: Tensor, most: int, places: int) -> None:
-    """Check, if values may be read, that the segments of a list are in order and do not overlap."""
-    if not _may_look(first):
-        return
-    stop = first + length
-    behind = first >= torch.nn.functional.pad(stop[:-1], (1, 0))
-    if not bool((behind & (length >= 1) & (length <= most) & (stop <= places)).all()):
-        raise ValueError(
-            f"first is {first.tolist()} and length {length.tolist()}; segments of 1..{most} keys must follow each other in the "
-            f"{places} entries of the list."
-        )
-
-
 def _may_look(values: Tensor) -> bool:
     """Tell whether values may be read: always on a CPU, on a GPU only on request, as reading them synchronises the device;
     never under torch.func, as vmap forbids it."""

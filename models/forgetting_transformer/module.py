@@ -22,7 +22,6 @@ from kernels.forgetting_attention import (
     TILE,
     forgetting_attention,
     forgetting_attention_cached,
-    forgetting_attention_listed,
     gates_of_sums,
     norm_logit_bound,
     pruning_threshold,
@@ -35,7 +34,6 @@ from kernels.fused_norms import gated_output_norm, shift_and_norm
 from kernels.stick_breaking import stick_breaking_attention
 from models.backbone import Backbone, Block, Padding, RMSNorm, is_plain, linear_normal_, start_with
 from models.cache import DecodingCache
-from models.forgetting_transformer.eviction import add, laid_anew, listed
 from models.forgetting_transformer.spec import ForgettingTransformerSpec
 
 QK_NORM_EPS = 1e-5
@@ -205,8 +203,6 @@ class ForgettingAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
     ) -> Tensor:
         """Attend over the cached tokens and the new ones, and add these to the cache, their gates as running sums."""
-        if cache.longest is not None:
-            return self._attend_evicting(q, k, v, log_fgate, seq_start, cache)
         if cache.room is not None:
             return self._attend_placed(q, k, v, log_fgate, seq_start, cache)
         new, bound, gate_sum = q.shape[1], None, None
@@ -227,9 +223,6 @@ class ForgettingAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
     ) -> Tensor:
         """Attend over the cached tokens and the new ones, and add these to the cache with room."""
-        if self.spec.attention != "softmax" or self.spec.window_size is not None:
-            needed = "softmax attention over the whole text: give stick-breaking attention and windows a cache without room"
-            raise ValueError(f"a cache with room={cache.room} is for {needed}")
         new = q.shape[1]
         gates = k.new_zeros(k.shape[:3], dtype=torch.float32) if log_fgate is None else log_fgate
         bound = None if log_fgate is None else self._running_bound(q, k, cache)
@@ -239,44 +232,6 @@ class ForgettingAttention(nn.Module):
             return self.attend_newest(q, k, v, gate_sum, seq_start, bound, cache.length)
         if log_fgate is not None and k.shape[1] > new:
             log_fgate = gates_of_sums(gate_sum)
-        return self.attend(q, k, v, log_fgate, seq_start)
-
-    def _attend_evicting(
-        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
-    ) -> Tensor:
-        """Attend over the cached keys and the new ones; the cache keeps those that a later token can see."""
-        assert cache.longest is not None
-        if log_fgate is None or not self.spec.qk_norm:
-            needed = "forget gates, and QK-norm, whose scales bound all logits to come"
-            raise ValueError(f"a cache with longest={cache.longest} evicts keys, which needs {needed}: use fox_pro")
-        new, cached = q.shape[1], cache.seq_len
-        if cached == 0:
-            return self._attend_then_evict(q, k, v, log_fgate, seq_start, cache)
-        if new > 1:  # each would need the keys that remain at its own position
-            rule = "a cache with `longest` continues token by token after the prompt"
-            raise ValueError(f"{new} tokens after {cached}: {rule}")
-        gate_sum = sum_log_gates(log_fgate, cache[self.layer_idx]["last_sum"])
-        keys = cache.update(self.layer_idx, last_sum=gate_sum)["keys"]
-        if cache.lays_anew:
-            keys, in_place = laid_anew(keys)
-            if not in_place:
-                cache.move(self.layer_idx, keys=keys)
-        add(keys, k.detach().flatten(0, 2), v.detach().flatten(0, 2), gate_sum.detach().flatten())
-        held, where = [keys[name] for name in ("k", "v", "gate_sum")], [keys[name] for name in ("first", "length", "most")]
-        return forgetting_attention_listed(q.flatten(0, 2), *held, *where, adaptive_threshold=keys["threshold"]).view_as(q)
-
-    def _attend_then_evict(
-        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, seq_start: Tensor | None, cache: DecodingCache
-    ) -> Tensor:
-        """Attend within a prompt; the cache keeps the keys that a later token can see."""
-        assert cache.longest is not None
-        gate_sum = sum_log_gates(log_fgate)
-        position_T = torch.arange(q.shape[1], device=q.device)
-        real_BT = position_T.expand(q.shape[:2]) >= (0 if seq_start is None else seq_start[:, None])
-        threshold = torch.as_tensor(pruning_threshold(self._qk_norm_bound(q.dtype), cache.longest), device=q.device)
-        threshold_BH = threshold.detach().expand(len(q), q.shape[2])
-        keys = listed(k.detach(), v.detach(), gate_sum, real_BT, threshold_BH.flatten())
-        cache.update(self.layer_idx, last_sum=gate_sum[:, -1:].clone(), keys=keys)
         return self.attend(q, k, v, log_fgate, seq_start)
 
     def _running_bound(self, q: Tensor, k: Tensor, cache: DecodingCache) -> Tensor | None:

@@ -118,12 +118,9 @@ def preparations() -> None:
 
 def decoding(rows: int, T: int, D: int, dtype: torch.dtype) -> None:
     q, k = empty(1, 1, rows, D, dtype=dtype), empty(1, T, rows // 3, D, dtype=dtype)
-    sums, first = empty(1, rows, T, dtype=FP64).transpose(1, 2), empty(rows, dtype=INT)
+    sums = empty(1, rows, T, dtype=FP64).transpose(1, 2)
     for length in (None, torch.ones(1, dtype=INT)):
         decode_sums(q, k, k, sums, empty(1, rows), empty(1, dtype=INT), length, 9, 0.125)
-    own, listed = q[0, 0, :, None, None], k[:, :, :1].expand(rows, -1, 1, -1)
-    gates = sums[0, :, :1].expand(rows, -1, 1)
-    decode_sums(own, listed, listed, gates, empty(rows), None, first + 1, None, 0.125, first=first, most=200)
 
 
 def attention(D: int, dtype: torch.dtype) -> None:

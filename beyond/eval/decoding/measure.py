@@ -52,8 +52,6 @@ def caches(model: PreTrainedModel) -> dict[str, NewCache]:
     layers = _gated(model)
     if layers:
         found["pruned"] = found["whole"]
-    if layers and placed and all(layer.spec.qk_norm for layer in layers):
-        found["evicting"] = lambda longest: DecodingCache(longest=longest)
     return found
 
 

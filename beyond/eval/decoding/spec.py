@@ -1,14 +1,12 @@
 """Decoding: speed and memory of a trained model that continues held-out text, token by token.
 
 `cache`: the keys that a step reads. whole: all of them. pruned: a FoX skips keys that its gates have decayed to nothing (arXiv
-2504.06949), in the prefill, too. evicting: a FoX with QK-norm removes such keys from the cache. A FoX is measured with every
-cache that it supports, other models with `whole`. On a GPU a step is a CUDA graph, except for models whose states have no fixed
-place (models/cache.py).
+2504.06949), in the prefill, too. evicting, in stored rows alone: a FoX removed such keys from the cache. A FoX is measured with
+both, other models with `whole`. On a GPU a step is a CUDA graph, except for models whose states have no fixed place
+(models/cache.py).
 
 Times are those between two tokens of Hugging Face's `generate`, including its overhead, without the first few steps, in which
-kernels are tuned and the graph is captured. Of a cache that evicts, they are times between two rebuilds of its lists, which
-come every 64 tokens (models/cache.py) and are not counted: its speed is an upper bound. `cache_bytes`: size of all states after
-the last token."""
+kernels are tuned and the graph is captured. `cache_bytes`: size of all states after the last token."""
 
 from typing import Annotated, Literal
 
@@ -67,7 +65,7 @@ class Spec(HeldoutSpec):
         return max(self.batch_sizes), max(self.lengths)
 
     def tokens_read(self) -> list[tuple[int, int]]:
-        texts = 3 * (1 + self.repeats) * sum(self.batch_sizes)  # a FoX with all caches
+        texts = 2 * (1 + self.repeats) * sum(self.batch_sizes)  # a FoX with both caches
         return [(texts * length, length) for length in self.lengths]
 
     def summary(self, rows: pd.DataFrame) -> list[str]:

@@ -120,9 +120,17 @@ def test_a_law_is_numpys_weighted_line_and_foretells_as_it_says(tmp_path):
 
 def test_what_stays_in_the_cache(tmp_path):
     """Four heads that keep 2, 10, 30 and all of a hundred keys; a key takes 100 bytes, and up to 3 more by document."""
-    store = Store(tmp_path)
+    store, kept_LH = Store(tmp_path), np.array([[0.02, 0.1], [0.3, 1.0]])
+    lines = [("loss", d, -1, -1, -1, 3.0) for d in range(4)] + [("loss_evicted", d, -1, -1, -1, 3 + 2e-7) for d in range(4)]
+    for (layer, head), share in np.ndenumerate(kept_LH):
+        lines.append(("dropped", -1, layer, head, -1, 3e-6 * (share < 1)))
+    for at in (256, 512, 768, 1024):
+        keys_LH = np.minimum(at, 1024 * kept_LH)
+        lines += [("keys", -1, layer, head, at, count) for (layer, head), count in np.ndenumerate(keys_LH)]
+        lines += [("bytes", document, -1, -1, at, keys_LH.sum() * (100 + document)) for document in range(4)]
+        lines.append(("bytes_of_all", -1, -1, -1, at, at * 4 * 98))
+    rows = pd.DataFrame(lines, columns=["quantity", "document", "layer", "head", "position", "value"])
     for seed in range(2):
-        rows = synthetic.eviction_rows(kept=[[0.02, 0.1], [0.3, 1.0]], change=2e-7, dropped=3e-6)
         store.add("cache_eviction", "fox_pro", [("cache_eviction", rows)], seed=seed, evaluation={"log_tolerance": -10.0})
     study = store.study("cache_eviction")
     points, table = pd.read_csv(cache_eviction.draw(study)[2]), cache_eviction.summary(study)

@@ -53,23 +53,17 @@ def plan(rows: int, num_keys: int, head_dim: int, itemsize: int, prune: bool = F
 
 @triton.jit(do_not_specialize=["T", "H", "splits", "window"])
 def _chunk_kernel(
-    q_ptr, k_ptr, v_ptr, sum_ptr, threshold_ptr, seq_start_ptr, first_ptr, length_ptr, part_ptr, ended_ptr, o_ptr,
+    q_ptr, k_ptr, v_ptr, sum_ptr, threshold_ptr, seq_start_ptr, length_ptr, part_ptr, ended_ptr, o_ptr,
     q_stride_b, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
     sum_stride_b, sum_stride_t, sum_stride_h, scale2, T, H, splits, chunk, window,
     GROUP: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, PRUNE: tl.constexpr, ROOM: tl.constexpr,
-    LISTED: tl.constexpr, STAGES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write weighted values, maximum and sum of one chunk, in base 2; the row's last program writes its output."""
     row = tl.program_id(0).to(tl.int64)
     split = splits - 1 - tl.program_id(1)  # the newest keys first: they are read in any case
     batch, head = row // H, row % H
-    if LISTED:  # each row has a segment of one list, of at most T keys
-        at_first = tl.load(first_ptr + row).to(tl.int64)
-        k_ptr += at_first * k_stride_t
-        v_ptr += at_first * v_stride_t
-        sum_ptr += at_first * sum_stride_t
     if ROOM:  # only `length` of T entries hold a key; chunks after them are empty
-        length_ptr += row if LISTED else 0
         T = tl.minimum(tl.load(length_ptr), T)
     first = tl.maximum(split * chunk, T - window)
     if PAD:
@@ -146,30 +140,28 @@ def _join(part_ptr, splits, D: tl.constexpr):
 
 def decode_sums(
     q: Tensor, k: Tensor, v: Tensor, gate_sum: Tensor, threshold: Tensor | None, seq_start: Tensor | None,
-    length: Tensor | None, window_size: int | None, scale: float, own_memory: bool = False, first: Tensor | None = None,
-    most: int | None = None,
+    length: Tensor | None, window_size: int | None, scale: float, own_memory: bool = False,
 ) -> Tensor:  # fmt: skip
     """Compute forgetting attention of the last position alone, q (B, 1, H, D), with the running sums; no gradient. `length`
-    (1,) int32: number of keys that are filled in. `first`, `length` (B,) int32: each sequence has `length` keys, at most
-    `most`, from index `first` of a list that all share (batch strides of 0), and one head."""
+    (1,) int32: number of keys that are filled in."""
     if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     q_strides, k_strides, v_strides = q.stride(), k.stride(), v.stride()
     B, _, H, D = q.shape
-    T, key_heads = k.shape[1] if most is None else most, k.shape[2]
+    T, key_heads = k.shape[1:3]
     sizes = plan(B * H, T, D, k.element_size(), threshold is not None)
     splits = ceil_div(T, sizes.chunk)
     part, ended = scratch(q, B * H * splits * (D + 4), B * H, own_memory)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     launch(
         _chunk_kernel, (B * H, splits),
-        (), (q, k, v, gate_sum, threshold, seq_start, first, length, part, ended, o),
+        (), (q, k, v, gate_sum, threshold, seq_start, length, part, ended, o),
         (
             q_strides[0], q_strides[2], *k_strides[:3], *v_strides[:3], *gate_sum.stride(),
             scale * LOG2E, T, H, splits, sizes.chunk, T if window_size is None else min(window_size, T),
         ),
         GROUP=H // key_heads, BLOCK_N=sizes.block, D=D, PAD=seq_start is not None, PRUNE=threshold is not None,
-        ROOM=length is not None, LISTED=first is not None, STAGES=sizes.stages, num_warps=sizes.warps,
+        ROOM=length is not None, STAGES=sizes.stages, num_warps=sizes.warps,
     )  # fmt: skip
     return o
 
