@@ -167,11 +167,7 @@ class Backbone(nn.Module):
             raise ValueError(f"room={cache.room}: {rule}; give a cache without room")
         if cache is not None:
             cache.begin(rows, new, x.device, product_dtype(x))
-        if cache is not None and (attention_mask is None or cache.one_by_one(new)):
-            if attention_mask is not None and not cache.begun:
-                given = f"attention_mask with a single token after {cached}, which in some row may be all padding"
-                remedy = "let each row begin in a call of several tokens, or give a cache without room"
-                raise ValueError(f"{given}: such a step does not read the mask; {remedy}")
+        if cache is not None and (attention_mask is None or (cache.begun and cache.one_by_one(new))):
             start, cache.begun = cache.seq_start, True
             padding = None if start is None else Padding(torch.ones_like(input_ids, dtype=torch.bool), start)
         else:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 BLOCK = 256
 """Tokens by which a cached sequence grows, so that most tokens are written in place instead of copying the sequence."""
@@ -56,19 +57,37 @@ class DecodingCache:
         """Replace the named entries of a layer. `offset`, the number of new tokens, is ignored: the model counts them."""
         layer = self.layers.setdefault(layer_idx, {})
         for name, value in state.items():
+            value = tree_map_only(Tensor, Tensor.detach, value)
             if self.room is not None and name in layer:
-                _write(layer[name], _map(torch.Tensor.detach, value), f"{name} of layer {layer_idx}")
+                _write(layer[name], value, name)
             else:
-                layer[name] = _map(torch.Tensor.detach, value)
+                layer[name] = value
         return layer
 
     def append(self, layer_idx: int, window: int | None = None, **new: Tensor) -> tuple[Tensor, ...]:
         """Extend sequences (B, T, ...) by new tokens along T and return the whole sequences, in the order given. With a
-        `window`, that many tokens are kept between two calls, and the new ones are returned with all that they can see."""
+        `window`, that many tokens are kept between two calls, and the new ones are returned with all that they can see. With
+        room, a single token after others gets all of it: `length` entries hold tokens, the rest are zeros."""
         layer = self.layers.setdefault(layer_idx, {})
         if window is not None:
-            return tuple(_slide(layer, name, value, window) for name, value in new.items())
-        return tuple(_append(layer, name, value, self.seq_len) for name, value in new.items())
+            return tuple(_slide(layer, name, value.detach(), window) for name, value in new.items())
+        return tuple(self._append(layer, name, value.detach()) for name, value in new.items())
+
+    def _append(self, layer: State, name: str, new: Tensor) -> Tensor:
+        buffer, total = layer.get(name), self.seq_len + new.shape[1]
+        if self.room is not None and buffer is None:
+            layer[name] = buffer = _sequences(new, self.room, torch.zeros)
+        sealed = buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled()  # may not be written to
+        if buffer is None or buffer.shape[1] < total or sealed:
+            grown = _sequences(new, BLOCK * (-(-total // BLOCK) + 1), torch.empty)
+            if buffer is not None:
+                grown[:, : self.seq_len] = buffer[:, : self.seq_len]
+            layer[name] = buffer = grown
+        if self.one_by_one(new.shape[1]):
+            assert self.position is not None
+            return buffer.index_copy_(1, self.position, new)
+        buffer[:, self.seq_len : total] = new
+        return new if self.seq_len == 0 else buffer[:, :total]
 
     def begin(self, rows: int, new: int, device: torch.device, dtype: torch.dtype | None) -> None:
         """Prepare for `new` tokens in each of `rows` sequences, which layers compute in `dtype` (None: a graph has its own).
@@ -110,22 +129,6 @@ class DecodingCache:
         """Count `new` tokens on the host only, as a graph counts them on the GPU."""
         self.seq_len += new
 
-    def place(self, layer_idx: int, **new: Tensor) -> tuple[Tensor, ...]:
-        """Write new tokens of sequences (B, T, ...) at their positions in a cache with room. Return the sequences up to them,
-        in the order given; for a single token after others all of `room`, of which `length` hold tokens and the rest zeros."""
-        layer = self.layers.setdefault(layer_idx, {})
-        return tuple(self._place(layer, name, value.detach()) for name, value in new.items())
-
-    def _place(self, layer: State, name: str, new: Tensor) -> Tensor:
-        assert self.room is not None and self.position is not None
-        if name not in layer:
-            layer[name] = _sequences(new, self.room, torch.zeros)
-        buffer, total = layer[name], self.seq_len + new.shape[1]
-        if self.one_by_one(new.shape[1]):
-            return buffer.index_copy_(1, self.position, new)
-        buffer[:, self.seq_len : total] = new
-        return new if self.seq_len == 0 else buffer[:, :total]
-
     def one_by_one(self, new: int) -> bool:
         """Tell whether `new` tokens are a step that needs no number from the host: a single token after others, with
         room."""
@@ -150,7 +153,7 @@ class DecodingCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all states, including the unused part of sequences."""
-        return sum(_nbytes(layer) for layer in self.layers.values())
+        return sum(x.nbytes for x in _tensors(self.layers))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep the rows of the batch with these indices, in this order; with `room` their number must not change."""
@@ -163,7 +166,7 @@ class DecodingCache:
             raise ValueError(f"{given}: with room their number is fixed; give a cache without room")
         for layer in self.layers.values():
             for name, value in layer.items():
-                kept = _map(lambda tensor: tensor[beam_idx.to(tensor.device)], value)  # keeps the strides' order
+                kept = tree_map_only(Tensor, lambda x: x[beam_idx.to(x.device)], value)  # keeps the strides' order
                 if self.room is None:
                     layer[name] = kept
                 else:
@@ -171,20 +174,6 @@ class DecodingCache:
         self.rows = len(beam_idx)
         if self.seq_start is not None:
             self.begin_at(self.seq_start[beam_idx.to(self.seq_start.device)])
-
-
-def _append(layer: State, name: str, new: Tensor, seq_len: int) -> Tensor:
-    total = seq_len + new.shape[1]
-    buffer = layer.get(name)
-    sealed = buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled()  # may not be written to
-    if buffer is None or buffer.shape[1] < total or sealed:
-        room = BLOCK * (-(-total // BLOCK) + 1)
-        grown = _sequences(new, room, torch.empty)
-        if buffer is not None:
-            grown[:, :seq_len] = buffer[:, :seq_len]
-        layer[name] = buffer = grown
-    buffer[:, seq_len:total] = new.detach()
-    return new if seq_len == 0 else buffer[:, :total]
 
 
 def _sequences(like: Tensor, room: int, make: Callable[..., Tensor]) -> Tensor:
@@ -195,42 +184,24 @@ def _sequences(like: Tensor, room: int, make: Callable[..., Tensor]) -> Tensor:
     return make(like.shape[0], room, *like.shape[2:], **how)
 
 
+def _tensors(state: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(state) if isinstance(x, Tensor)]
+
+
 def _write(place: Any, value: Any, what: str) -> None:
     """Copy a state, of tensors in tuples, lists or dicts, over an earlier one of the same sizes."""
-    if isinstance(place, Tensor):
-        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (place.shape, place.dtype):
-            now = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
-            held = f"{tuple(place.shape)} {place.dtype}"
-            raise ValueError(f"{what} was {held} and is {now}: it cannot be updated in place; give a cache without room")
-        place.copy_(value)
-    elif isinstance(place, dict):
-        for name, part in place.items():
-            _write(part, value[name], what)
-    elif isinstance(place, (tuple, list)):
-        for part, new in zip(place, value, strict=True):
-            _write(part, new, what)
+    pairs = list(zip(_tensors(place), _tensors(value), strict=True))
+    if any((old.shape, old.dtype) != (new.shape, new.dtype) for old, new in pairs):
+        raise ValueError(f"{what} has changed its size or dtype: it cannot be updated in place; give a cache without room")
+    for old, new in pairs:
+        old.copy_(new)
 
 
 def _slide(layer: State, name: str, new: Tensor, window: int) -> Tensor:
     past = layer.get(name)
     if past is None:
-        layer[name] = new[:, -window:].detach().clone()  # a view would keep the whole prompt
+        layer[name] = new[:, -window:].clone()  # a view would keep the whole prompt
         return new
     whole = torch.cat([past[:, max(0, past.shape[1] + 1 - window) :], new], 1)
-    layer[name] = whole.detach() if whole.shape[1] <= window else whole[:, -window:].detach().clone()
+    layer[name] = whole if whole.shape[1] <= window else whole[:, -window:].clone()
     return whole
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.nbytes
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return sum(map(_nbytes, parts))
-
-
-def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(_map(function, item) for item in value)
-    if isinstance(value, dict):
-        return {name: _map(function, item) for name, item in value.items()}
-    return function(value) if isinstance(value, Tensor) else value

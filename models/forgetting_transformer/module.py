@@ -202,34 +202,22 @@ class ForgettingAttention(nn.Module):
     def _attend_cached(
         self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
     ) -> Tensor:
-        """Attend over the cached tokens and the new ones, and add these to the cache, their gates as running sums."""
-        if cache.room is not None:
-            return self._attend_placed(q, k, v, log_fgate, seq_start, cache)
-        new, bound, gate_sum = q.shape[1], None, None
-        if log_fgate is not None:
-            bound = self._running_bound(q, k, cache)
-            gate_sum = sum_log_gates(log_fgate, cache.newest(self.layer_idx, "gate_sum"))
-            (gate_sum,) = cache.append(self.layer_idx, self.spec.window_size, gate_sum=gate_sum)
-        k, v = cache.append(self.layer_idx, self.spec.window_size, k=k, v=v)
-        if seq_start is not None:  # counted from the first key that the cache still has
-            seq_start = (seq_start - (cache.seq_len + new - k.shape[1])).clamp(min=0)
-        if gate_sum is None or k.shape[1] == new:
-            return self.attend(q, k, v, log_fgate, seq_start)
-        if new == 1:
-            return self.attend_newest(q, k, v, gate_sum, seq_start, bound)
-        return self.attend(q, k, v, gates_of_sums(gate_sum), seq_start)
-
-    def _attend_placed(
-        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor | None, seq_start: Tensor | None, cache: DecodingCache
-    ) -> Tensor:
-        """Attend over the cached tokens and the new ones, and add these to the cache with room."""
-        new = q.shape[1]
-        gates = k.new_zeros(k.shape[:3], dtype=torch.float32) if log_fgate is None else log_fgate
-        bound = None if log_fgate is None else self._running_bound(q, k, cache)
-        gate_sum = sum_log_gates(gates, cache.newest(self.layer_idx, "gate_sum"))
-        gate_sum, k, v = cache.place(self.layer_idx, gate_sum=gate_sum, k=k, v=v)
+        """Attend over the cached tokens and the new ones, and add these to the cache, their gates as running sums; with room
+        they have gates of 1 at least."""
+        new, window, bound, length = q.shape[1], self.spec.window_size, None, None
+        gate_sum: Any = None
+        if log_fgate is not None or cache.room is not None:
+            bound = None if log_fgate is None else self._running_bound(q, k, cache)
+            gates = k.new_zeros(k.shape[:3], dtype=torch.float32) if log_fgate is None else log_fgate
+            gate_sum = sum_log_gates(gates, cache.newest(self.layer_idx, "gate_sum"))
+            (gate_sum,) = cache.append(self.layer_idx, window, gate_sum=gate_sum)
+        k, v = cache.append(self.layer_idx, window, k=k, v=v)
         if cache.one_by_one(new):
-            return self.attend_newest(q, k, v, gate_sum, seq_start, bound, cache.length)
+            length = cache.length
+        elif seq_start is not None:  # counted from the first key that the cache still has
+            seq_start = (seq_start - (cache.seq_len + new - k.shape[1])).clamp(min=0)
+        if length is not None or (new == 1 < k.shape[1] and log_fgate is not None):
+            return self.attend_newest(q, k, v, gate_sum, seq_start, bound, length)
         if log_fgate is not None and k.shape[1] > new:
             log_fgate = gates_of_sums(gate_sum)
         return self.attend(q, k, v, log_fgate, seq_start)
