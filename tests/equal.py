@@ -125,22 +125,20 @@ def _published(folder: Path, name: str) -> list[dict[str, Any]]:
 def plans(before: Path) -> Iterator[str]:
     """Yield the runs that are planned at scale tiny, but have never been trained, and those at the paper's scales that the
     checkout `before` does not plan."""
+    there = {path.stem for room in ("experiments", "beyond") for path in (before / room).glob("**/*.py")}
+    stems = sorted(there & {path.stem for path in ROOT.glob("results/tiny/*.json")})
     stored = {run["run_id"] for run in _published(ROOT / "results", "runs") if run["scale"].startswith("tiny")}
-    known = {"tiny": stored} | ({} if before == ROOT else {scale: _planned(before, scale) for scale in PAPER})
+    known = {"tiny": stored} | ({} if before == ROOT else {at: _planned(before, at, stems) for at in PAPER})
     for scale, there in known.items():
-        here = _planned(ROOT, scale)
+        here = _planned(ROOT, scale, stems)
         print(f"plans: {len(here)} runs at scale {scale}")
         yield from (f"{run}: planned at scale {scale}, but not known" for run in sorted(here - there))
         if len(here) < 60:
             yield f"only {len(here)} runs are planned at scale {scale}"
 
 
-def _planned(checkout: Path, scale: str) -> set[str]:
-    """Return the ids of all runs that a checkout plans at a scale for the figures of which rows are stored."""
-    stored = sorted(path.stem for path in ROOT.glob("results/tiny/*.json"))
-    stems = [
-        stem for stem in stored if any(each.glob(f"**/{stem}.py") for each in (checkout / "experiments", checkout / "beyond"))
-    ]
+def _planned(checkout: Path, scale: str, stems: list[str]) -> set[str]:
+    """Return the ids of all runs that a checkout plans at a scale for some figures."""
     with tempfile.TemporaryDirectory() as empty:
         folders = [f"--{name}-dir={empty}/{name}" for name in ("results", "corpora")]
         command = [sys.executable, "-m", "experiments", "plan", *stems, "--scale", scale, *folders]
