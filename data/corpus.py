@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
@@ -62,14 +62,18 @@ def write_about(folder: Path, spec: DataSpec, counts: Counts) -> None:
     """Write corpus.json, the last file of a corpus."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in paths}
-    write_atomic(folder / "corpus.json", json.dumps(asdict(About(spec, counts, files)), indent=1) + "\n")
+    text = json.dumps(asdict(About(spec, counts, files)))
+    write_atomic(folder / "corpus.json", f"{text}\n{zlib.crc32(text.encode())}\n")
 
 
 def read_about(folder: Path) -> About:
     """Read corpus.json. ValueError if it is missing, damaged or of another version."""
     try:
-        return _ABOUT.validate_json((folder / "corpus.json").read_bytes())
-    except (OSError, ValidationError):
+        text, crc = (folder / "corpus.json").read_bytes().splitlines()
+        if zlib.crc32(text) != int(crc):
+            raise ValueError("changed after it was written")
+        return _ABOUT.validate_json(text)
+    except (OSError, ValueError):  # pydantic's errors are ValueErrors, too
         raise ValueError(f"{folder / 'corpus.json'} is missing, damaged or of another version: {_remedy(folder)}") from None
 
 

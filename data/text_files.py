@@ -29,8 +29,8 @@ class FileDigests:
 
     def __init__(self, memory: Path) -> None:
         self._memory, self._known = memory, {}
-        with suppress(OSError, ValueError):
-            self._known = json.loads(memory.read_bytes())
+        with suppress(OSError, ValueError, RecursionError):
+            self._known = dict(json.loads(memory.read_bytes()))
 
     def sha256(self, path: Path) -> str:
         """Return the hex digest of the file's bytes. ValueError if it cannot be read."""

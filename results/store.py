@@ -143,6 +143,8 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
+    except ImportError:
+        raise
     except Exception as error:  # damaged files raise errors of many families
         raise ValueError(f"{path} is damaged: {str(error).partition(chr(10))[0]}") from None
 
@@ -232,14 +234,15 @@ class Store:
     def _groups(self, kind: str) -> dict[Key, tuple[Path, int, int]]:
         """Return the file of each evaluation of a kind in the tables, when it was changed, and the row group."""
         if kind not in self._tables:
-            self._tables[kind] = {}
+            found: dict[Key, tuple[Path, int, int]] = {}
             for path in sorted((self.folder / "rows").glob(f"{kind}-*.parquet")):
                 with reading(path):
                     about, changed_ns = open_parquet(path).metadata, path.stat().st_mtime_ns
                     for number in range(about.num_row_groups):
                         columns = (about.row_group(number).column(place).statistics for place in range(3))
                         values: list[Any] = [each.min if each.has_min_max else None for each in columns]
-                        self._tables[kind][Key(*values)] = path, changed_ns, number
+                        found[Key(*values)] = path, changed_ns, number
+            self._tables[kind] = found
         return self._tables[kind]
 
     @cached_property

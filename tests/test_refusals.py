@@ -36,13 +36,18 @@ REFUSED = {
     "experiments plan FIG2 --micro-batch-tokens 300": "micro_batch_tokens 300 must be a multiple of seq_len 256 that divides",
     "experiments run FIG2 --slots 3 --processes 3": "do not divide among 3 processes; use a number of processes that divides 4",
     "experiments adopt /nowhere --as fox_pro": "/nowhere: there is no such folder; name one with config.json",
-    "experiments why FIG2 --results-dir HERE": f"nothing is stored for {FIG2}; run its experiment first",
+    "experiments run FIG2 --results-dir results": "--results-dir results is published and only read: name a folder of your own",
+    "experiments plan FIG2 --from /nowhere": "--from /nowhere: there is no such folder",
+    "experiments why FIG2 --results-dir HERE": f"{FIG2}: no rows are stored; run its experiment first",
+    "experiments why FIG2 --results-dir HERE/old": "HERE/old/tiny was written by an older version: commit c2474755 is the last",
     "experiments render --scale mini --results-dir HERE": "no results to report on; run an experiment at this scale first",
-    "experiments compare /nowhere": "/nowhere is not a run folder: it has no spec.json.",
+    "experiments compare /nowhere": "/nowhere: there is no such folder to compare",
+    "experiments publish HERE/short HERE/made": "HERE/short holds no runs and no measurements to publish",
     "training /nowhere": "/nowhere is not a run folder: it has no spec.json.",
-    "training HERE/run --corpus-dir HERE/short": "fox_pro makes its own sequences; leave it out.",
-    "training HERE/edited": "HERE/edited/spec.json",
-    "eval per_token_loss --model HERE/run": "Missing from python -m eval per_token_loss: --context-len",
+    "training RUN --corpus-dir HERE/short": "fox_pro makes its own sequences; leave it out.",
+    "training HERE/edited": "HERE/edited/spec.json is the spec of run ",
+    "training HERE/old": "HERE/old was made by an older version: commit c2474755 is the last",
+    "eval per_token_loss --model RUN": "Missing from python -m eval per_token_loss: --context-len",
     "eval needle --model HERE/short": "HERE/short is neither a run folder (spec.json) nor a model folder (config.json)",
     "slurm run FIG2 --cluster /nowhere": "--cluster /nowhere: No such file or directory; slurm/clusters has files",
     "slurm run FIG2 --cluster HERE/cluster.toml": "HERE/cluster.toml: partitoin: Unexpected keyword argument (given: 'gpu')",
@@ -59,17 +64,18 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cluster.toml").write_text('time_limit_hours = 1.0\npartitoin = "gpu"\n')
     task = DataSpec.of_recall(RecallTask(num_keys=16, num_assignments=1, num_queries=1, num_symbols=64))
     run = Recipe("fox_pro", "fox_pro", "tiny", train=dict(seq_len=64)).run_spec(task)
-    RunFolder.create(folder / "run", run)
-    spec = RunFolder.create(folder / "edited", run).spec_file
-    spec.write_text(spec.read_text().replace('"seed": 0', '"seed": 1'))
+    spec = RunFolder.create(folder / run.folder_name, run).spec_file.read_text()
+    for name, edited in (("edited", spec), ("old", spec.replace("{", '{"sha256": "0",', 1)), ("old/tiny/runs", spec)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "spec.json").write_text(edited)
     return folder
 
 
 def refused(words: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command in this process; return its complaint, or nothing if it was carried out."""
-    room, *arguments = words
+    room, *arguments = [word.replace("RUN", str(next(here.glob("fox_pro-*")))) for word in words]
     if room == "experiments" and words[1] in ("plan", "run"):
-        arguments += [f"--{name}-dir={here / 'made' / name}" for name in ("runs", "corpora", "results")]
+        arguments += [f"--{name}-dir={here / 'made' / name}" for name in ("corpora", "results")]
     try:
         code = import_module(f"{room}.__main__").main(arguments)
     except SystemExit as stop:
@@ -78,7 +84,7 @@ def refused(words: list[str], here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert code in (0, 2), said
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     assert "Traceback" not in said and len(lines) == (code == 2), said
-    assert not list(here.glob("made/runs/*")), "something is left behind"
+    assert not list(here.glob("made/results/*")), "something is left behind"
     return "".join(lines)
 
 

@@ -41,7 +41,7 @@ class Ground:
 
     def start(self, file_size: int | None = None) -> subprocess.Popen[str]:
         """Start the run, in a session of its own; `file_size`: bytes beyond which no file can grow."""
-        folders = [f"--{name}-dir={self.folder / name}" for name in ("runs", "corpora", "results")]
+        folders = [f"--{name}-dir={self.folder / name}" for name in ("corpora", "results")]
         command = [sys.executable, "-m", "experiments", "run", *STEMS, "--scale", "pocket", "--only", "fox_pro", "--data"]
 
         def limit() -> None:
@@ -61,7 +61,7 @@ class Ground:
     def numbers(self) -> dict[str, str]:
         """Return a digest of the weights and of every table."""
         found = {}
-        for path in self.folder.glob("runs/*/*/export/*.safetensors"):
+        for path in self.folder.glob("results/*/runs/*/export/*.safetensors"):
             with safe_open(path, "numpy") as file:
                 parts = [name.encode() + file.get_tensor(name).tobytes() for name in sorted(file.keys())]
             found["weights"] = hashlib.sha256(b"".join(parts)).hexdigest()
@@ -119,7 +119,7 @@ def accidents(folder: Path, word: str) -> Iterator[tuple[str, str]]:
             yield name, f"exit code {code} {fault}, then {after(ground, truth)}"
     half = empty.copy("half")
     process = half.start()
-    while not list(half.folder.glob("runs/*/*/checkpoints/step-*")) and process.poll() is None:
+    while not list(half.folder.glob("results/*/runs/*/checkpoints/step-*")) and process.poll() is None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGTERM)
     process.communicate()

@@ -1,7 +1,6 @@
 """The report: whole HTML whose links lead somewhere, the numbers of its verdicts, and the same page of the same rows."""
 
 import re
-import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -79,17 +78,6 @@ def test_each_claim_has_its_verdict_and_numbers_and_equal_rows_give_an_equal_pag
     for claim, verdict in judge(artefacts()[FIG2].claims, studies[0]):
         row = text[text.index(f'id="claim-{claim.id}"') :].partition("</tr>")[0]
         assert str(verdict.status) in row and verdict.decisive.beside_the_paper in row
-
-
-def test_changed_verdicts_are_noted_once(tmp_path):
-    page_of(tmp_path, losses(tmp_path, documents=32))
-    history = tmp_path / "tiny" / "verdicts.jsonl"
-    page_of(tmp_path, losses(tmp_path, documents=32))
-    assert len(history.read_text().splitlines()) == 1  # nothing changed
-    shutil.rmtree(tmp_path / "tiny" / "runs")
-    for _ in range(2):
-        page_of(tmp_path, losses(tmp_path, documents=8, noise=3.0))
-        assert len(history.read_text().splitlines()) == 2
 
 
 def test_time_is_summed_by_device_and_gpu_and_tokens_by_start():

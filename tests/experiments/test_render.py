@@ -34,7 +34,6 @@ def refuse(study):
 def test_a_broken_artefact_is_named_and_costs_no_other(made, monkeypatch, capsys):
     results_dir = made.request.results_dir
     folder = results_dir / "tiny"
-    verdicts = (folder / "verdicts.jsonl").read_bytes()
     other = folder / "figures" / f"{F4}.png"
     monkeypatch.setitem(artefacts(), FIG2, replace(artefacts()[FIG2], draw=refuse, summary=refuse))
     for stems in ((), (FIG2,)):
@@ -45,7 +44,6 @@ def test_a_broken_artefact_is_named_and_costs_no_other(made, monkeypatch, capsys
         assert f"error: {FIG2} at tiny is not drawn: KeyError: 'shared'" in said and "in refuse" in said
         assert "Not drawn:</strong> KeyError: &#39;shared&#39;" in (folder / "report.html").read_text()
         assert other.is_file() is not bool(stems)
-        assert (folder / "verdicts.jsonl").read_bytes() == verdicts
 
 
 def test_a_picture_that_is_drawn_no_more_goes(made, monkeypatch):
@@ -65,13 +63,11 @@ def test_a_picture_that_is_drawn_no_more_goes(made, monkeypatch):
 def test_rows_that_are_damaged_break_their_own_figure_only(made, capsys):
     results_dir = made.request.results_dir
     run = next(iter(made.runs.values()))
-    verdicts = (results_dir / "tiny" / "verdicts.jsonl").read_bytes()
     study_file(results_dir, "tiny", FIG2).write_text("{")
     assert render.render_all(render.stored("tiny", results_dir), "tiny", results_dir, Console(file=io.StringIO())) == [FIG2]
     said = capsys.readouterr().err
     assert f"{FIG2}.json is damaged" in said and "Traceback" not in said
     assert "Cannot be read" in (results_dir / "tiny" / "report.html").read_text()
-    assert (results_dir / "tiny" / "verdicts.jsonl").read_bytes() == verdicts
     study_file(results_dir, "tiny", FIG2).unlink()
     write_specs(made)
     run.eval_file(run.evals[0]).write_bytes(b"")

@@ -183,7 +183,7 @@ def test_each_state_of_a_checkpoint_is_used(make_run, start, tmp_path):
 
     def ended(name, change):
         """Exit code and end of a copy whose checkpoint has only the tensors that `change` returns."""
-        run = RunFolder.open(Path(shutil.copytree(stopped.path, tmp_path / name)))
+        run = RunFolder.open(Path(shutil.copytree(stopped.path, tmp_path / name / stopped.path.name)))
         for file in (run.checkpoints / "step-00000004").glob("*.safetensors"):
             save_file(change(load_file(file)), file)
         manifest.seal(run.checkpoints / "step-00000004", run_id=run.read_spec().run_id, step=4)

@@ -415,7 +415,8 @@ def test_a_really_full_disk(make_run, start, corpus, tmp_path):
     if mounted.returncode != 0:
         pytest.skip(f"a small disk cannot be mounted here ({mounted.stderr.strip()}); the test above covers the rest")
     try:
-        run = RunFolder.create(disk / "run", make_run("spec", steps=30).read_spec())
+        spec = make_run("spec", steps=30).read_spec()
+        run = RunFolder.create(disk / spec.folder_name, spec)
         command = [
             sys.executable,
             "-m",

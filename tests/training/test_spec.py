@@ -50,7 +50,7 @@ def test_identity_changes_with_the_result_and_not_with_the_name():
 
 def test_fields_added_later_rename_no_run_that_was_trained():
     """Every run whose record is committed still has the identity it was trained under."""
-    records = [json.loads(path.read_text()) for path in Path("results").glob("*/runs/*.json")]
+    records = [json.loads(line) for path in Path("results").rglob("runs.jsonl") for line in path.read_text().splitlines()]
     assert records
     for record in records:
         assert RunSpec.from_json(json.dumps(record["spec"])).run_id == record["run_id"]

@@ -87,7 +87,9 @@ def test_one_digest_on_1_2_and_4_processes(name, corpus, tmp_path):
     build_model(model, device="meta")  # imports here what the forked processes then need not
 
     def begin(folder: str) -> RunFolder:
-        return RunFolder.create(tmp_path / folder, RunSpec(name=name, scale="test", model=model, data=corpus.spec, train=train))
+        spec = RunSpec(name=name, scale="test", model=model, data=corpus.spec, train=train)
+        (tmp_path / folder).mkdir()
+        return RunFolder.create(tmp_path / folder / spec.folder_name, spec)
 
     def run(folder: RunFolder, world_size: int, before: Callable[[], None] | None = None) -> None:
         execution = Execution(device="cpu", micro_batch_tokens=LEAF)
