@@ -14,18 +14,26 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+FOLDERS = sorted(path.parent for path in RESULTS.glob("**/claims.md"))
 STORED = ("*.csv", "*.json", "*/*.json", "*/*.jsonl", "*/runs/*.json", "*/rows/*/*", "measurements/*/*")
 CODE = """
 import sys
 from matplotlib.figure import Figure
 from PIL import Image
+from analysis import style
 from experiments.__main__ import main
-whole = Figure.savefig  # PDFs are not committed, and take long to draw
-Figure.savefig = lambda self, *where, **how: how.get("format") == "pdf" or whole(self, *where, **how)
-pack = Image.Image.save  # the report is not committed, and neither are its pictures
-def save(self, to, format=None, **how):
-    pack(self.resize((1, 1)) if format == "WEBP" else self, to, format, **how)
-Image.Image.save = save
+pictures = sys.argv.pop(1) == "pictures"
+whole, pack = Figure.savefig, Image.Image.save
+Figure.savefig = lambda self, *where, **how: how.get("format") == "pdf" or whole(self, *where, **how)  # not committed
+Image.Image.save = lambda self, to, format=None, **how: pack(
+    self.resize((1, 1)) if format == "WEBP" else self, to, format, **how  # the report's, which is not committed
+)
+def a_dot(figure, stem):
+    style.plt.close(figure)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (1, 1)).save(stem.with_name(f"{stem.name}.png"))
+    return [stem.with_name(f"{stem.name}.png")]
+style.save = style.save if pictures else a_dot
 code = main(sys.argv[1:])
 sys.exit(code or "torch" in sys.modules)
 """
@@ -56,20 +64,26 @@ def assert_equal(one: Path, other: Path) -> None:
         assert pixels[0].shape == pixels[1].shape and np.abs(pixels[0] - pixels[1]).mean() < 255e-3, remedy
 
 
-@pytest.mark.parametrize(
-    "folder", sorted(path.parent for path in RESULTS.glob("**/verdicts.jsonl")), ids=lambda f: str(f.relative_to(RESULTS))
-)
-def test_what_is_committed_is_what_its_rows_give(folder, tmp_path):
+@pytest.mark.parametrize("pictures", [False, pytest.param(True, marks=pytest.mark.long)], ids=["numbers", "pictures"])
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(RESULTS)))
+def test_what_is_committed_is_what_its_rows_give(folder, pictures, tmp_path):
     stored, scale = folder.parent, folder.name
     copy = tmp_path / stored.relative_to(ROOT)  # pages have commands that name the folder
     for path in paths(stored, STORED):  # of all scales: a figure may draw runs of others
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(stored / path, copy / path)
-    command = [sys.executable, "-c", CODE, "render", "--scale", scale, "--results-dir", str(stored.relative_to(ROOT))]
+    command = [sys.executable, "-c", CODE, "pictures" if pictures else "dots", "render", "--scale", scale]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--results-dir", str(stored.relative_to(ROOT))],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     made = ("figures/*.png", "figures/*.csv", "tables/*", "verdicts.jsonl", "claims.md")
     assert paths(copy / scale, made) == paths(folder, made)
-    for path in sorted(paths(folder, made)):
+    for path in sorted(paths(folder, made if pictures else made[1:])):
         assert_equal(copy / scale / path, folder / path)
