@@ -39,7 +39,6 @@ REFUSED = {
     "experiments run FIG2 --results-dir results": "--results-dir results is published and only read: name a folder of your own",
     "experiments plan FIG2 --from /nowhere": "--from /nowhere: there is no such folder",
     "experiments why FIG2 --results-dir HERE": f"{FIG2}: no rows are stored; run its experiment first",
-    "experiments why FIG2 --results-dir HERE/old": "HERE/old/tiny was written by an older version: commit c2474755 is the last",
     "experiments render --scale mini --results-dir HERE": "no results to report on; run an experiment at this scale first",
     "experiments compare /nowhere": "/nowhere: there is no such folder to compare",
     "experiments publish HERE/short HERE/made": "HERE/short holds no runs and no measurements to publish",
@@ -75,7 +74,8 @@ def refused(words: list[str], here: Path, capsys: pytest.CaptureFixture[str]) ->
     """Run a command in this process; return its complaint, or nothing if it was carried out."""
     room, *arguments = [word.replace("RUN", str(next(here.glob("fox_pro-*")))) for word in words]
     if room == "experiments" and words[1] in ("plan", "run"):
-        arguments += [f"--{name}-dir={here / 'made' / name}" for name in ("corpora", "results")]
+        folders = [name for name in ("corpora", "results") if f"--{name}-dir" not in arguments]
+        arguments += [f"--{name}-dir={here / 'made' / name}" for name in folders]
     try:
         code = import_module(f"{room}.__main__").main(arguments)
     except SystemExit as stop:
