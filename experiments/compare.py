@@ -25,6 +25,8 @@ from training.signals import EXIT_FINISHED, EXIT_NOT_REPRODUCED
 
 ROUNDING = 1e-4
 """Largest difference, relative to the largest number of a column, of rows that count as equal."""
+OLDER = {"output_norm_eps": 1e-5, "output_gate_activation": "sigmoid"}
+"""Fields of models that were added later, with the values that runs had before."""
 SPEEDS = ["tokens_per_s", "mfu", "mfu_dense"]
 """Columns that are not compared: they differ each time."""
 
@@ -61,14 +63,14 @@ def compare_stores(mine: Store, theirs: Store, other_dir: Path, found: Compariso
     series: dict[tuple[str, str], list[Key]] = defaultdict(list)
     for key, meta in theirs.metas.items():
         if (record := theirs.run(key.run_id, key.weights)) is not None and meta["kind"] not in TIMED:
-            series[without_seed(record["spec"]), key.eval_id].append(key)
+            series[_series(record["spec"]), key.eval_id].append(key)
     ours = frozenset(key.weights for key in mine.metas if key.weights)
     for key, meta in mine.metas.items():
         record, kind = mine.run(key.run_id, key.weights), meta["kind"]
         if record is None or key.weights is None or kind in TIMED:
             continue
         spec, rows = record["spec"], mine.rows(key)
-        stored = series[without_seed(spec), key.eval_id]
+        stored = series[_series(spec), key.eval_id]
         same = [each for each in stored if each.run_id == key.run_id]
         found.alone += not stored
         if any(_apart(rows, theirs.rows(each)) <= ROUNDING for each in same):
@@ -88,6 +90,13 @@ def compare_stores(mine: Store, theirs: Store, other_dir: Path, found: Compariso
             repeats = repeats_for([other_dir], size, kind, ours)
             predicted = predict(name, kind, values, repeats, (meta["scale"], size), family, tokens)
             found.numbers.append(Compared(f"{record['name']}, seed {spec['seed']}", key.eval_id, name, value, predicted))
+
+
+def _series(spec: dict[str, Any]) -> str:
+    """Return `without_seed` without the fields that older runs lack, where they have the value that these had."""
+    model = {name: value for name, value in spec["model"].items() if OLDER.get(name) != value}
+    train = {name: value for name, value in spec["train"].items() if name != "order_seed"}
+    return without_seed({**spec, "model": model, "train": train})
 
 
 def _apart(one: pd.DataFrame, other: pd.DataFrame) -> float:
