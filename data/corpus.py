@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from data.spec import DataSpec
-from data.split import Split, open_array
+from data.split import DamagedTokens, Split, open_array
 from data.tokenizer import GPT2_VOCAB_SIZE, Tokenizer, TokenizerChoice
 from models.spec_parts import strict
 from results.atomic import write_atomic
@@ -97,13 +97,13 @@ class Corpus:
         )
 
     def _check_file(self, path: Path) -> None:
-        """Raise ValueError for a file that is missing, or was altered."""
+        """Raise DamagedTokens for a file that is missing, or was altered."""
         try:
             crc = zlib.crc32(path.read_bytes())
         except OSError as error:
-            raise ValueError(f"{path} cannot be read ({error.strerror}): {_remedy(self.folder)}") from None
+            raise DamagedTokens(f"{path} cannot be read ({error.strerror}): {_remedy(self.folder)}") from None
         if crc != self._files.get(path.relative_to(self.folder).as_posix()):
-            raise ValueError(f"{path} was altered since the corpus was made (its CRC-32 differs): {_remedy(self.folder)}")
+            raise DamagedTokens(f"{path} was altered since the corpus was made (its CRC-32 differs): {_remedy(self.folder)}")
 
     @staticmethod
     def open(folder: Path, *, document_len: int | None = None, tokenizer: TokenizerChoice | None = None) -> "Corpus":

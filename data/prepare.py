@@ -46,17 +46,16 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None, say: Progress
         return Corpus.open(plan.folder, document_len=plan.spec.document_len, tokenizer=plan.tokenizer)
     report = progress or (lambda message: None)
     say = say or report
+    if (corpus := _prepared(plan)) is not None:
+        return corpus
     if (plan.folder / "corpus.json").exists():
-        try:
-            return Corpus.open(plan.folder)
-        except ValueError:
-            say(f"{plan.folder} is damaged, or of another version: making it again")
+        say(f"{plan.folder} is damaged, or of another version: making it again")
     temporary = plan.folder.with_name(f".{plan.folder.name}.partial")
     try:
         plan.folder.parent.mkdir(parents=True, exist_ok=True)
         waits = partial(say, "another process is preparing this corpus: waiting for it")
         with alone(plan.folder.with_name(f".{plan.folder.name}.lock"), waits):
-            if not _whole(plan):
+            if _prepared(plan) is None:
                 for left in (temporary, plan.folder):  # from a killed process, or damaged: we hold the lock
                     shutil.rmtree(left, ignore_errors=True)
                 temporary.mkdir()
@@ -78,12 +77,13 @@ def prepare(plan: CorpusPlan, *, progress: Progress | None = None, say: Progress
     return Corpus.open(plan.folder)
 
 
-def _whole(plan: CorpusPlan) -> bool:
-    """Return whether another process has prepared the corpus while this one waited."""
+def _prepared(plan: CorpusPlan) -> Corpus | None:
+    """Open the corpus if it has been prepared, perhaps by another process."""
     try:
-        return Corpus.open(plan.folder).spec == plan.spec
+        corpus = Corpus.open(plan.folder)
     except ValueError:
-        return False
+        return None
+    return corpus if corpus.spec == plan.spec else None
 
 
 def _changed(plan: CorpusPlan) -> ValueError:

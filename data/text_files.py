@@ -3,22 +3,21 @@
 import glob
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data.prefetch import Prefetcher
 from results.atomic import write_atomic
 
 _SUFFIXES = re.compile(r"(\.txt|\.jsonl|\.parquet)(|\.xz|\.gz|\.zst)$")
-_FILES_AHEAD, _BLOCKS_AHEAD, _BLOCK_BYTES = 8, 64, 1 << 20  # 512 MiB of text at most
 _REMEMBER_FROM_BYTES = 1 << 20  # hashing less costs less than looking it up
 _ALLOWED = "a folder, a glob or a file of .txt, .jsonl or .parquet, each also .xz, .gz or .zst"
 
@@ -70,35 +69,33 @@ class TextSource:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
-        """Yield documents in order. Compressed files are decompressed ahead of time, several at once, each on its own thread
-        (decompression releases the GIL)."""
-        ahead: deque[Any] = deque()
-        try:
-            for number, path in enumerate(self.files):
-                for coming in self.files[number + len(ahead) : number + _FILES_AHEAD]:
-                    blocks = _blocks(coming)
-                    ahead.append(Prefetcher(blocks, depth=_BLOCKS_AHEAD) if _suffixes(coming)[1] else blocks)
-                with closing(ahead.popleft()) as blocks:
-                    yield from read_documents(path, blocks)
-        finally:
-            for blocks in ahead:
-                blocks.close()
+        for path in self.files:
+            yield from read_documents(path)
 
 
-def read_documents(path: Path, blocks: Iterable[bytes] | None = None) -> Iterator[str]:
-    """Yield the documents of one file (from `blocks`, its decompressed content, if given). ValueError names a file that cannot
-    be read, and the line of a .jsonl."""
-    blocks, form = _blocks(path) if blocks is None else blocks, _suffixes(path)[0]
+def read_documents(path: Path) -> Iterator[str]:
+    """Yield the documents of one file. ValueError names a file that cannot be read, and the line of a .jsonl."""
+    form, compression = _suffixes(path)
     try:
-        if form == ".txt":
-            yield b"".join(blocks).decode("utf-8-sig")
-        else:
-            yield from (_read_jsonl if form == ".jsonl" else _read_parquet)(path, blocks)
+        with _OPEN[compression](path, "rb") as file:
+            if form == ".txt":
+                yield file.read().decode("utf-8-sig")
+            else:
+                yield from (_read_jsonl if form == ".jsonl" else _read_parquet)(path, file)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): convert it, or leave it out") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         said = " ".join(str(error).split())
         raise ValueError(f"cannot read {path} ({said}): is the file whole, and its suffix right?") from None
+
+
+def _open_zstd(path: Path, mode: str) -> Any:
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+
+
+_OPEN: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open, ".zst": _open_zstd}
 
 
 def _expand(name: str) -> list[Path]:
@@ -138,34 +135,8 @@ def _suffixes(path: Path) -> Any:
     return found and found.groups()
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed content."""
-    compression = _suffixes(path)[1]
-    if compression == ".zst":
-        import pyarrow as pa
-
-        file: Any = pa.input_stream(str(path), compression="zstd")
-    else:
-        file = {".xz": lzma.open, ".gz": gzip.open, "": open}[compression](path, "rb")  # type: ignore[operator]
-    with file:
-        while block := file.read(_BLOCK_BYTES):
-            yield block
-
-
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    rest: list[bytes] = []
-    for block in blocks:
-        first, *others = block.split(b"\n")
-        rest.append(first)
-        if others:
-            yield b"".join(rest)
-            yield from others[:-1]
-            rest = others[-1:]
-    yield b"".join(rest)
-
-
-def _read_jsonl(path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
-    for number, line in enumerate(_lines(blocks), 1):
+def _read_jsonl(path: Path, file: Iterable[bytes]) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         try:
@@ -179,12 +150,12 @@ def _read_jsonl(path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
         yield row["text"]
 
 
-def _read_parquet(path: Path, blocks: Iterable[bytes]) -> Iterator[str]:
+def _read_parquet(path: Path, file: Any) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(pa.BufferReader(b"".join(blocks)))
+        table = pq.ParquetFile(pa.BufferReader(file.read()))
         names = table.schema_arrow.names
         if "text" not in names:
             raise ValueError(f"{path} has no `text` column, only {', '.join(names)}: rename the column of the text")

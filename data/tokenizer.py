@@ -86,8 +86,6 @@ class Tokenizer:
     """Tokeniser from text to ids and back. `kind` as in `DataSpec.tokenizer`; `encode` adds no BOS."""
 
     def __init__(self, kind: str, backend: "Backend", vocab_size: int, bos_id: int) -> None:
-        if vocab_size > MAX_VOCAB_SIZE:
-            raise ValueError(f"vocabulary of {vocab_size} tokens: ids are stored as uint16, at most {MAX_VOCAB_SIZE} fit")
         self.kind, self._backend, self.vocab_size, self.bos_id = kind, backend, vocab_size, bos_id
 
     def encode(self, text: str) -> list[int]:

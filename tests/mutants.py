@@ -168,9 +168,9 @@ FAULTS = {
     ],
     "test_corpus": [
         (
-            "Split._read_block",
-            "self._blocks[key][indices - first_row, start - first_col : stop - first_col]",
-            "self._blocks[key][indices - first_row, : stop - start]",
+            "Split.read",
+            "chunk[indices[inside] - row * height, first - column * width : last - column * width]",
+            "chunk[indices[inside] - row * height, : last - first]",
         ),
     ],
     "test_prepare": [
