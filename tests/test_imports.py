@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "eval": {"training", "data", "models", "kernels", "results"},
     "analysis": {"models", "results"},
     "beyond": {"experiments", "eval", "training", "data", "models", "kernels", "results", "analysis", "tests"},
-    "experiments": {"eval", "training", "data", "models", "kernels", "results", "analysis", "beyond"},
+    "experiments": {"eval", "training", "data", "models", "kernels", "results", "analysis"},
     "slurm": {"experiments", "training", "results"},
 }
 """Each room and the others that it may import. Nobody imports slurm."""
