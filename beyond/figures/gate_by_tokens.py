@@ -8,7 +8,6 @@ paper, and no claim is judged."""
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -17,12 +16,11 @@ from matplotlib.axes import Axes
 from analysis.curves import difference, loss_curves
 from analysis.names import DASHED, style_of
 from analysis.panels import doublings_axis
-from analysis.power_law import REFUTED, Law, Value, law_of, log_of
-from analysis.statistics import Estimate, Part, combined
+from analysis.power_law import REFUTED, Law, Value, law_of
+from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import WIDTH, Files, about, millions, plt, publish, tokens
 from analysis.tables import Column, Table, count_range
-from analysis.verdict import in_words, number, with_interval
 from experiments.evaluations import loss as evals  # noqa: F401
 from experiments.fox.gate_worth import BLOCKS, PAPERS_BUDGET, papers
 from experiments.recipes import recipes
@@ -184,47 +182,3 @@ def summary(study: Study) -> Table:
     )
     caption = f"log P({tokens(study.train_len)}) of the Transformer minus FoX's, by training tokens"
     return Table(caption, columns, rows, note, ranges=ranges)
-
-
-def findings(study: Study) -> list[str]:
-    """Return a few sentences per block: how the worth changes with tokens, what the law predicts at the paper's number of
-    tokens, and whether a law fitted to fewer tokens predicted the worth at the most tokens."""
-    return [_said(pair, own) for pair, own in worths(study).items() if own]
-
-
-def _said(pair: tuple[str, str], own: Mapping[int, Estimate]) -> str:
-    most, law, printed = max(own), law_of(own), papers()[pair]
-    worth = " and ".join(f"{with_interval(own[end], 'nats')} at {millions(end)}" for end in dict.fromkeys((min(own), most)))
-    text = f"{BLOCKS[pair][1]} block: the gate is worth {worth} training tokens"
-    if law is None:
-        return f"{text}; no law is fitted, which takes two numbers of tokens, worths above 0 and known noise."
-    if law.refuted:
-        steps = ", ".join(f"from {millions(a)} to {millions(b)} it {_trend(_more(own[a], own[b]))}" for a, b in pairwise(own))
-        parts = [f"{text}; no power law fits ({law.fit}).", f"{steps[0].upper()}{steps[1:]}."]
-    else:
-        _, low, high = there = law.at(PAPERS_TOKENS)
-        place = "above" if printed > high else "below" if printed < low else "in"
-        how = "; ".join(filter(None, (f"b {with_interval(law.exponent, '')}", law.fit)))
-        parts = [
-            f"{text}; it {_trend(law.exponent.negative())} (as tokens^-b, {how}).",
-            f"At {millions(2 * most)} tokens this law has {_printed(law.at(2 * most))}, at {millions(PAPERS_TOKENS)} "
-            f"{_printed(there)}; the paper's {number(printed)} ({PAPERS_BUDGET}) lies {place} this interval.",
-        ]
-    if (before := foretold(own, most)) and not before.refuted:
-        what = in_words(_more(before.log_at(most), log_of(own[most])), "less", "more", "the same within noise")
-        parts.append(f"From fewer tokens the law has {_printed(before.at(most))} at {millions(most)}; measured is {what}.")
-    return " ".join(parts)
-
-
-def _more(before: Estimate, after: Estimate) -> Estimate:
-    """Return `after` minus `before`, as if their noise were independent."""
-    noise = [Part("trainings", (each.error or 0.0) ** 2, each.df, 1) for each in (after, before)]
-    return combined(after.effect - before.effect, noise)
-
-
-def _trend(change: Estimate) -> str:
-    return in_words(change, "falls", "rises", "neither falls nor rises by more than noise")
-
-
-def _printed(value: Value) -> str:
-    return "{} nats [{}, {}]".format(*map(number, value))

@@ -113,28 +113,3 @@ def summary(study: Study) -> Table:
     where = f"Decoding on {table['machine'].iloc[0]}, text x sequences at a time. One seed. In square brackets: {QUANTILES}."
     note = " ".join([about(study), where, *_limits(table)])
     return Table("Speed and memory of generation", columns, rows, note, ranges=ranges)
-
-
-def _rate(timing: Any) -> str:
-    ends = f"[{timing.tokens_per_s_low:,.0f}, {timing.tokens_per_s_high:,.0f}]"
-    return f"{timing.name} {timing.tokens_per_s:,.0f} {ends}"
-
-
-def findings(study: Study) -> list[str]:
-    """Return sentences on the longest text: speeds per batch size and code, the fastest first; what they do not compare; and
-    the memory that is kept."""
-    table = timed(study)
-    table = table[table["seq_len"] == table["seq_len"].max()]
-    table = table.assign(name=[name_of(model, cache) for model, cache in zip(table["model"], table["cache"], strict=True)])
-    text, said = tokens(int(table["seq_len"].iloc[0])), list[str]()
-    for batch_size, own in table.groupby("batch_size"):
-        ranked = own.sort_values("tokens_per_s", ascending=False)
-        rates = [", ".join(map(_rate, alike.itertuples())) for _, alike in ranked.groupby("commit", sort=False)]
-        many = f"{batch_size} texts" if batch_size != 1 else "one text"
-        after = f"after {many} of {text} tokens"
-        said.append(f"Tokens decoded per second [{QUANTILES}] {after}: {'; with other code: '.join(rates)}.")
-    least = table[table["batch_size"] == table["batch_size"].min()].sort_values("mib", kind="stable")
-    sizes = [f"{mib:,.0f}" if mib >= 100 else f"{mib:.3g}" for mib in least["mib"]]
-    kept = [f"{name} {size}" for name, size in zip(least["name"], sizes, strict=True)]
-    what = "In memory for one text of"
-    return [*said, *_limits(table), f"{what} {text} tokens, with gate sums and unused slots, in MiB: {', '.join(kept)}."]

@@ -10,7 +10,6 @@ from analysis.statistics import Estimate
 from analysis.study import Study
 from analysis.style import about, millions, tokens
 from analysis.tables import Cell, Column, Table, over_seeds
-from analysis.verdict import in_words, with_interval
 from beyond.figures.successors import FOX, SUCCESSORS
 from experiments.fox.table_lr_grid import AXES, Rates, best_of, by_rate, evals, rates_of  # noqa: F401
 from experiments.recipes import recipes
@@ -53,25 +52,3 @@ def summary(study: Study) -> Table:
     note += f"best rates were picked by the same losses. Trained on {here} tokens; the figure of FoX among its successors has "
     note += f"{there}, where the order may differ."
     return over_seeds(f"Mean loss up to {tokens(study.train_len)} (nats) by peak learning rate", columns, cells, note)
-
-
-def findings(study: Study) -> list[str]:
-    """Return sentences on the cost of the shared rate to each model, and on best rates at the edge of the grid."""
-    found, at = by_rate(study), for_ablations(get_scale(study.scale))
-    tried = {model: own for model, own in found.items() if len(own) > 1 and at.peak_lrs.get(model, at.peak_lr) in own}
-    if not tried:
-        return ["No model was tried at several learning rates, the shared one among them."]
-    held, fine, edges = [], [], []
-    for model in ordered(tried):
-        shared, best = at.peak_lrs.get(model, at.peak_lr), best_of(tried[model])
-        cost = difference(tried[model][shared], tried[model][best])
-        if best != shared and in_words(cost, "", "worse", "") == "worse":
-            held.append(f"{title(model)} ({best:g} is better than {shared:g} by {with_interval(cost, 'nats')})")
-        else:
-            fine.append(title(model))
-        edges += (
-            [f"{title(model)} ({best:g})"] if len(tried[model]) > 2 and best in (min(tried[model]), max(tried[model])) else []
-        )
-    told = [f"Held back by the shared learning rate: {', '.join(held) or 'none'}; not told from their best: {', '.join(fine)}."]
-    told += [f"Best at the edge of what was tried, so that a better rate may lie beyond: {', '.join(edges)}."] if edges else []
-    return told
