@@ -2,9 +2,9 @@
 
 The product of forget gates only falls along a text: once a head has forgotten a key, no later token can attend to it, and the
 key can be evicted from the cache for good. Left: size of one sequence's cache (keys, values, gates) if every head evicts such
-keys, compared with a Transformer and with a recurrent model. Top: keys that remain of a whole document, by head. Bottom: the
-largest share of its probability that any query of a document loses through eviction, by head, which is guaranteed to be less
-than e^-10; and the change of the loss in nats. Not in the paper."""
+keys, compared with a Transformer and with a recurrent model. Right: keys that remain of a whole document, by head. The table
+has the largest share of its probability that any query of a document loses, which is guaranteed to be less than e^-10, and
+the change of the loss in nats. Not in the paper."""
 
 import math
 from collections.abc import Callable
@@ -133,10 +133,7 @@ def draw(study: Study) -> Files:
     found = remaining(study)
     first = next(iter(found.values()))
     names = "AB"[: len(found)]
-    figure, panels = plt.subplot_mosaic(
-        [["left", *names], ["left", *("bottom" for _ in names)]], figsize=(WIDTH, 3.9), height_ratios=(1.7, 1),
-        width_ratios=(1.7, *(1 for _ in names)),
-    )  # fmt: skip
+    figure, panels = plt.subplot_mosaic([["left", *names]], figsize=(WIDTH, 3), width_ratios=(1.7, *(1 for _ in names)))
     _caches(panels["left"], found)
     least = 10 ** math.floor(math.log10(100 * min(each.heads["kept"].min() for each in found.values())))
     for name, each in zip(names, found.values(), strict=True):
@@ -144,7 +141,6 @@ def draw(study: Study) -> Files:
     panels["A"].set_ylabel("heads of a layer, sorted")
     bar = figure.colorbar(mesh, ax=[panels[name] for name in names], aspect=14, pad=0.02, format="{x:g}")
     bar.set_label("keys that remain (%)")
-    _losses(panels["bottom"], found)
     whole = style_of("transformer_pro", "Transformer (all keys)")
     evicting = [style_of(model, f"{name_of(each)}: {each.share.effect:.1f}%") for model, each in found.items()]
     legend_of(figure, [whole, *evicting, style_of(BESIDE)])
@@ -154,7 +150,6 @@ def draw(study: Study) -> Files:
         f"{first.bytes_SDP.shape[1]} held-out documents of {tokens(first.positions[-1])} tokens, "
         + count_range(counts, "seeds" if max(counts) > 1 else "seed"),
         "left: mean, shaded: 80% of the documents, dashed vertical: training length",
-        "bottom: all queries of one document",
         *([known] if any(each.ahead for each in found.values()) else []),
     )
     return publish(study, figure, pd.concat([_points(each) for each in found.values()], ignore_index=True), *notes)
@@ -191,23 +186,6 @@ def _heads(axes: Axes, each: Remaining, norm: LogNorm) -> QuadMesh:
     axes.set(xticks=np.arange(0, layers, -(-layers // 6)) + 0.5, yticks=[], xlabel="layer", title=title(each.model))
     axes.set_xticklabels([str(int(at + 0.5)) for at in axes.get_xticks()])
     return axes.pcolormesh(100 * kept_LH.T, cmap="YlOrBr", norm=norm, edgecolors="white", linewidth=0.4)
-
-
-def _losses(axes: Axes, found: dict[str, Remaining]) -> None:
-    """Draw a mark for every head that evicts a key, and the guaranteed bound."""
-    promise = next(iter(found.values())).log_tolerance
-    for place, (model, each) in enumerate(found.items()):
-        dropped = each.heads["dropped"][each.heads["kept"] < 1].clip(lower=LEAST)
-        axes.plot(dropped, np.full(len(dropped), place), "|", color=style_of(model).colour, markersize=9)
-    axes.axvline(math.exp(promise), color="#222222", linewidth=1.2)
-    axes.annotate(
-        f"promise $e^{{{promise:g}}}$", (math.exp(promise), -0.5), (-3, -3), textcoords="offset points", ha="right", va="top"
-    )
-    words = [
-        f"{title(model)}\nloss {each.change.effect:+.5f} nats".replace("-", "\N{MINUS SIGN}") for model, each in found.items()
-    ]
-    axes.set_yticks(range(len(found)), words)
-    axes.set(xscale="log", ylim=(len(found) - 0.5, -0.5), xlabel="largest share of probability\nthat a query loses, by head")
 
 
 def summary(study: Study) -> Table:

@@ -97,13 +97,6 @@ def shares_of(rows: pd.DataFrame) -> pd.DataFrame:
     return 100 * own["correct"].mean().unstack()
 
 
-def shares_by_rate(study: Study, model: str, num_keys: int) -> dict[float, float]:
-    """Percent of queries that a model answers correctly, by peak learning rate, for one number of keys."""
-    rows = answers(study).query("model == @model and num_keys == @num_keys")
-    shares = 100 * rows.groupby("peak_lr")["correct"].mean()
-    return dict(zip(shares.index.tolist(), shares.tolist(), strict=True))
-
-
 def draw(study: Study) -> Files:
     rows = answers(study)
     return draw_bars(study, rows, {model: style_of(model) for model in ordered(rows["model"])})

@@ -54,11 +54,6 @@ def answers(study: Study) -> pd.DataFrame:
     return rows.assign(model=[name if model == "fox_pro" else model for model, name in zip(rows["model"], names, strict=True)])
 
 
-def shares(study: Study) -> pd.DataFrame:
-    """Return `mqar.shares` under the names in `answers`."""
-    return mqar.shares_of(answers(study))
-
-
 def draw(study: Study) -> Files:
     rows, fox = answers(study), style_of("fox_pro")
     styles = {name: replace(fox, label=f"{fox.label}, {name}") for name in STARTS.values()}

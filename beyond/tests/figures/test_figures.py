@@ -12,7 +12,6 @@ from scipy import stats
 from analysis.power_law import law_of
 from analysis.statistics import Estimate
 from beyond.figures import (
-    cache_eviction,
     gate_by_tokens,
     last_words,
     mqar,
@@ -21,7 +20,6 @@ from beyond.figures import (
     successors,
     successors_lr,
 )
-from experiments.artefact import artefacts
 from experiments.recipes import model_spec
 from experiments.scales import SCALES, get_scale
 from models.spec import ModelSpec
@@ -63,12 +61,9 @@ def recalled(folder, stem, lines):
     return store.study(stem)
 
 
-def test_recall_is_of_one_layout_by_rate_and_by_how_gates_start(tmp_path):
+def test_recall_is_of_one_layout_and_by_how_gates_start(tmp_path):
     both = {("fox_pro", 16, ()): 4, ("mamba2", 16, (("pairs_first", False),)): 8}
     assert set(mqar.shares(recalled(tmp_path / "a", "mqar", both)).index.get_level_values("model")) == {"fox_pro"}
-    lines = {("fox_pro", 16, (("peak_lr", 1e-3),)): 4, ("fox_pro", 16, (("peak_lr", 4e-3),)): 12,
-             ("fox_pro", 32, (("peak_lr", 1e-3),)): 24, ("mamba2", 16, (("peak_lr", 1e-3),)): 16}  # fmt: skip
-    assert mqar.shares_by_rate(recalled(tmp_path / "b", "mqar", lines), "fox_pro", 16) == {1e-3: 12.5, 4e-3: 37.5}
     starts = {("transformer_pro", 16, ()): 16, ("fox_pro", 16, ()): 2, ("fox_pro", 16, (("start", "long"),)): 8}
     rows = mqar_gates.summary(recalled(tmp_path / "c", "mqar_gates", starts)).rows
     names = ["transformer_pro", *(f"FoX (Pro), {mqar_gates.STARTS[start]}" for start in (None, "long"))]
@@ -82,16 +77,6 @@ def test_tokens_and_warm_up_are_shares_of_the_scales_own_in_whole_batches(scale)
         share = train.train_tokens / scale.train_tokens
         assert share in (0.25, 0.5, 1, 2) and train.warmup_tokens == share * scale.warmup_tokens
         assert not train.train_tokens % scale.batch_tokens and not train.warmup_tokens % scale.batch_tokens
-
-
-def test_half_of_minis_tokens_are_the_runs_of_table_3_and_all_of_them_those_of_figure_2():
-    def ids(stem, **axes):
-        found = artefacts()[stem].runs(get_scale("mini"), (0,))
-        return {each.run_spec(data_at("mini")).run_id for each in found if axes.items() <= each.axes.items()}
-
-    own = {tokens: ids("gate_by_tokens", train_tokens=tokens) for tokens in (2**17 * 640, 2**17 * 1280)}
-    assert [len(each) for each in own.values()] == [4, 4]
-    assert own[2**17 * 640] <= ids("table3_ablation") and own[2**17 * 1280] <= ids("fig2_per_token_loss")
 
 
 def test_a_law_is_numpys_weighted_line_and_foretells_as_it_says(tmp_path):
@@ -116,29 +101,6 @@ def test_a_law_is_numpys_weighted_line_and_foretells_as_it_says(tmp_path):
     place = [column.key for column in table.columns].index("pro_law")
     one, two, four, paper = table.rows.values()
     assert four[place] == pytest.approx(two[0] ** 2 / one[0]) and paper[place] == pytest.approx(0.1 * 160 / 7500, rel=0.1)
-
-
-def test_what_stays_in_the_cache(tmp_path):
-    """Four heads that keep 2, 10, 30 and all of a hundred keys; a key takes 100 bytes, and up to 3 more by document."""
-    store, kept_LH = Store(tmp_path), np.array([[0.02, 0.1], [0.3, 1.0]])
-    lines = [("loss", d, -1, -1, -1, 3.0) for d in range(4)] + [("loss_evicted", d, -1, -1, -1, 3 + 2e-7) for d in range(4)]
-    for (layer, head), share in np.ndenumerate(kept_LH):
-        lines.append(("dropped", -1, layer, head, -1, 3e-6 * (share < 1)))
-    for at in (256, 512, 768, 1024):
-        keys_LH = np.minimum(at, 1024 * kept_LH)
-        lines += [("keys", -1, layer, head, at, count) for (layer, head), count in np.ndenumerate(keys_LH)]
-        lines += [("bytes", document, -1, -1, at, keys_LH.sum() * (100 + document)) for document in range(4)]
-        lines.append(("bytes_of_all", -1, -1, -1, at, at * 4 * 98))
-    rows = pd.DataFrame(lines, columns=["quantity", "document", "layer", "head", "position", "value"])
-    for seed in range(2):
-        store.add("cache_eviction", "fox_pro", [("cache_eviction", rows)], seed=seed, evaluation={"log_tolerance": -10.0})
-    study = store.study("cache_eviction")
-    points, table = pd.read_csv(cache_eviction.draw(study)[2]), cache_eviction.summary(study)
-    along = points[points["model"] == "fox_pro"].dropna(subset="position")
-    keys = np.minimum(along["position"].to_numpy()[:, None], 1024 * np.array([0.02, 0.1, 0.3, 1.0])).sum(1)
-    np.testing.assert_allclose(along["bytes"], 101.5 * keys, rtol=1e-5)
-    share = 100 * 101.5 * keys[-1] / (4 * 98 * 1024)
-    assert table.rows["fox_pro"] == pytest.approx([101.5 * keys[-1] / 2**20, share, 3.0, 2e-7, np.log(3e-6)], abs=1e-9)
 
 
 def test_last_words_are_shares_perplexities_and_leads(tmp_path):
