@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from pydantic import TypeAdapter
 from rich.console import Console
 
 from analysis.seeds import sizes
@@ -19,8 +18,6 @@ from results import measured, old
 from results.atomic import write_atomic
 from results.lines import Row
 from results.store import POOLS, Meta, append, open_store, write_sums
-
-_LINES = TypeAdapter(tuple[Line, ...])
 
 
 def publish(source: Path, target: Path, console: Console) -> None:
@@ -70,5 +67,5 @@ def _read(source: Path, scale: str) -> Found:
 def _read_old(folder: Path) -> Found:
     """Read a folder of the layout before this one."""
     stems = [stem for stem in artefacts() if (folder / f"{stem}.json").is_file()]
-    drawn = [Lines(stem, folder.name, _LINES.validate_python(old.lines(folder, stem))) for stem in stems]
+    drawn = [Lines(stem, folder.name, tuple(Line(**each) for each in old.lines(folder, stem))) for stem in stems]
     return old.records(folder), old.evaluations(folder), drawn
