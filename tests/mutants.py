@@ -412,7 +412,8 @@ def main() -> int:
     asked = parser.parse_args()
     began, checkout = time.monotonic(), asked.checkout.resolve()
     results = json.loads(asked.out.read_text()) if asked.out.is_file() else {}
-    whole: dict[str, tuple[str, float]] = {}  # of every step without a fault
+    kept = asked.out.with_suffix(".whole.json")  # of every step without a fault
+    whole: dict[str, list] = json.loads(kept.read_text()) if kept.is_file() else {}
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1")
     os.environ.update(CUBLAS_WORKSPACE_CONFIG=":4096:8")
     sys.path[0] = str(checkout)  # for what is preloaded
@@ -439,11 +440,12 @@ def main() -> int:
             if len(places) == 1:
                 before = (folder / where).read_text()
                 for step in tests_of(folder, tests, where.split("/")[0], asked.rooms):
-                    at = " ".join(step)
+                    at = " ".join(step).replace(f"{folder}/", "")
                     if at not in whole:
                         started = time.monotonic()
                         became, by = tried(step, 1800)
-                        whole[at] = became, time.monotonic() - started
+                        whole[at] = [became, time.monotonic() - started]
+                        kept.write_text(json.dumps(whole, indent=1))
                         print(f"without a fault {became} {by} in {whole[at][1]:.0f} s: {at}", flush=True)
                     if whole[at][0] != "survived":
                         result |= {"became": result["became"] if result["by"] else f"{whole[at][0]} without a fault"}
